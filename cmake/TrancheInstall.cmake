@@ -28,7 +28,10 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/ DESTINATION ${CMAKE_INSTALL_INC
 file(GLOB tranche_example_sources ${PROJECT_SOURCE_DIR}/examples/*.cpp)
 install(FILES ${tranche_example_sources} ${PROJECT_SOURCE_DIR}/examples/project/CMakeLists.txt
         DESTINATION ${CMAKE_INSTALL_DATADIR}/tranche/examples)
-install(PROGRAMS ${PROJECT_SOURCE_DIR}/scripts/run_mpi.sh DESTINATION ${CMAKE_INSTALL_DATADIR}/tranche)
+install(PROGRAMS ${PROJECT_SOURCE_DIR}/scripts/run_mpi.sh ${PROJECT_SOURCE_DIR}/scripts/quickstart.sh
+        ${PROJECT_SOURCE_DIR}/scripts/quickstart_text.sh ${PROJECT_SOURCE_DIR}/scripts/dictionary_text.py
+        DESTINATION ${CMAKE_INSTALL_DATADIR}/tranche)
+install(FILES ${PROJECT_SOURCE_DIR}/scripts/quickstart.json DESTINATION ${CMAKE_INSTALL_DATADIR}/tranche)
 install(PROGRAMS ${PROJECT_SOURCE_DIR}/scripts/slurm/mpirun.sbatch ${PROJECT_SOURCE_DIR}/scripts/slurm/srun.sbatch
         DESTINATION ${CMAKE_INSTALL_DATADIR}/tranche/slurm)
 
@@ -52,3 +55,5 @@ install(FILES ${PROJECT_BINARY_DIR}/tranche-config.cmake ${PROJECT_BINARY_DIR}/t
         ${PROJECT_SOURCE_DIR}/cmake/FindLibTorch.cmake
         ${PROJECT_SOURCE_DIR}/cmake/TrancheRules.cmake ${PROJECT_SOURCE_DIR}/kernels/rules/rule.cpp.in
         DESTINATION ${tranche_config_dir})
+include(TranchePkgConfig)
+include(TranchePackage)

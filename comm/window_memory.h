@@ -30,7 +30,7 @@ struct ControlSegment;
 /// The whole 2 MiB blocks of an allocation are made huge pages at once, zeroed, where the system can
 /// (MADV_COLLAPSE, Linux 6.1: it needs neither rights nor a setting, where shared memory otherwise has huge
 /// pages only if /sys/kernel/mm/transparent_hugepage/shmem_enabled says so). Reading and writing such memory
-/// is faster by a sixth to a third (bench/results/archive/2026-11-22-collectives-idle.md), and first use
+/// is faster by a sixth to a third (bench/results/archive/superseded.md), and first use
 /// takes one fault for each block instead of each 4 KiB. The remainder uses small pages, taken when touched.
 class WindowMemory : public MemoryResource {
  public:

@@ -293,11 +293,6 @@ void check_tensor(Config& config, const Mesh& mesh, Problems& problems) {
         "tranche.lora.dropout: tranche.layout leaves inner whole, so that adapters of the MLP get a rank's "
         "own rows alone, whose masks would be others; set it to 0, or leave inner out of the layout");
   }
-  if (chain && config.leaves_whole("inner")) {
-    problems.add(
-        "tranche.tensor_sums: chain with tranche.layout: layers whose inner is whole on every rank add their "
-        "gradients up over rows, not in chains; write rank_order, or leave inner out of the layout");
-  }
 }
 
 /// Refuses settings that the axis `context` does not support.

@@ -57,19 +57,11 @@ void check_chains(const ModelSpec& model, const Config& config, std::span<const 
   }
   const std::vector<std::string>& names = model.tensor_dimensions;
   const auto computes_parts = [&](const std::string& name) {
-    return config.leaves_whole(name) && std::find(names.begin(), names.end(), name) != names.end();
+    return name == "vocabulary" && config.leaves_whole(name) &&
+           std::find(names.begin(), names.end(), name) != names.end();
   };
   std::size_t number = 0;
   for (const UnitSpec& unit : model.units()) {
-    for (const LowRankAdapter& adapter : unit.adapters) {
-      const TensorSpec& tensor = unit.tensors[static_cast<std::size_t>(adapter.weight)];
-      if (!tensor.dimensions.empty() && tensor.dimensions.front().name == "vocabulary") {
-        refuse_chain(
-            fmt::format("the adapter of {}, whose outputs are the vocabulary, is not computed in blocks of a "
-                        "chain; write rank_order, or leave it out of tranche.lora.targets",
-                        tensor.name));
-      }
-    }
     for (const TensorSpec& tensor : unit.tensors) {
       TensorCut cut = cuts[number++];
       // A table that the layout keeps whole is still computed in the same parts.

@@ -1,5 +1,6 @@
 #pragma once
-/// Computes a step's traffic between ranks by the formula of docs/internals/design.md. Private to engine/.
+/// Computes a step's traffic between ranks by the formula of docs/internals/arithmetic.md. Private to
+/// engine/.
 
 #include <cstdint>
 #include <string>

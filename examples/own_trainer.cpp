@@ -1,6 +1,6 @@
-// A training loop of one's own, of the parts that tranche train is made of: batches from a file of text,
-// evaluation, a file of metrics, signals that end it with all saved, and checkpoints of which the last two
-// and the best stay. The same command begins a run and goes on with it, on any number of ranks.
+// This program is a training loop that uses the same library parts as `tranche train`: batches from a text
+// file, evaluation, a metrics file, a save when a signal ends the run, and checkpoints, of which it keeps the
+// last two and the best. The same command starts a run and continues it, on any number of ranks.
 //
 //   own_trainer TEXT FOLDER [STEPS]
 #include <tranche/models/gpt.h>

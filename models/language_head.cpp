@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "models/chained_sums.h"
@@ -87,14 +88,13 @@ ConstTensorView head_weight(const Pass& pass, const GatheredUnit& unit) {
   return pass.own_tokens(unit.tensor(pass.shape.head_weight));
 }
 
-/// The head's adapter, with this rank's rows of B.
+}  // namespace
+
 std::optional<LowRank> head_adapter(const Pass& pass, const GatheredUnit& unit) {
   std::optional<LowRank> low_rank = LowRank::of(pass.engine, unit, pass.shape.head_weight);
   if (low_rank) low_rank->set_b(pass.own_tokens(low_rank->b()));
   return low_rank;
 }
-
-}  // namespace
 
 GradientTarget target_of_own(const Pass& pass, const UnitGradients& gradients, int tensor) {
   if (pass.tensor == nullptr || !pass.engine.config().leaves_whole("vocabulary")) {
@@ -177,8 +177,9 @@ void language_head(const LanguageModel& model, const Pass& pass, const GatheredU
                              {DataType::float32, {several && !in_place ? rows : 0, width}},
                              {dtype, {in_place ? 0 : rows * blocks.columns(0)}}});
   PartialRows partial(pass, scratch[0]);
-  const TensorView d_normed = partial.view();
-  const TensorView summed = several && !in_place ? scratch[1] : d_normed;
+  const PartialRows::Part summed{0, scratch[1]};
+  const std::span<const PartialRows::Part> d_normed = partial.parts(),
+                                           sums = several && !in_place ? std::span(&summed, 1) : d_normed;
   // Each block writes different rows.
   const bool wanted = gradients->wanted(weight);
   const GradientTarget d_table = wanted ? target_of_own(pass, *gradients, weight) : GradientTarget{};
@@ -200,8 +201,10 @@ void language_head(const LanguageModel& model, const Pass& pass, const GatheredU
       kernels::matmul(stream, {.transpose_a = true, .accumulate = d_table.accumulate}, d_logits, normed,
                       rows_of(d_table.view, first, columns), engine.workspace());
     }
-    kernels::matmul(stream, {.accumulate = block + 1 < blocks.count}, d_logits,
-                    rows_of(table, first, columns), summed, engine.workspace());
+    for (const PartialRows::Part& part : sums) {
+      kernels::matmul(stream, {.accumulate = block + 1 < blocks.count}, part.rows_of(d_logits),
+                      rows_of(table, first, columns), part.view, engine.workspace());
+    }
     if (!low_rank) return;
     kernels::matmul(stream, {.transpose_a = true, .accumulate = d_b.accumulate}, d_logits, inner[0],
                     rows_of(d_b.view, first, columns), engine.workspace());
@@ -216,7 +219,9 @@ void language_head(const LanguageModel& model, const Pass& pass, const GatheredU
     end = begin;
   }
   logits_memory.release();
-  if (several && !in_place) kernels::cast(stream, summed, d_normed);
+  if (several && !in_place) {
+    for (const PartialRows::Part& part : d_normed) kernels::cast(stream, part.rows_of(scratch[1]), part.view);
+  }
   if (low_rank) {
     const TensorView d_inner = inner_backward[in_place ? 0 : 1];
     kernels::scale(stream, low_rank->adapter().scale, inner_backward[0]);

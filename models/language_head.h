@@ -1,6 +1,9 @@
 #pragma once
 /// Head and loss of a language model, with the vocabulary in blocks of columns.
 
+#include <optional>
+
+#include "models/low_rank.h"
 #include "tranche/engine/handles.h"
 #include "tranche/models/language_model.h"
 
@@ -23,6 +26,9 @@ inline constexpr std::int64_t head_block_columns = 4096;
 void language_head(const LanguageModel& model, const Pass& pass, const GatheredUnit& unit,
                    const UnitGradients* gradients, const ConstTensorView& x, const ConstTensorView& targets,
                    const TensorView& loss_sum, const TensorView& token_count, const TensorView* d_x);
+
+/// The head's adapter, if it has one, with this rank's rows of B.
+std::optional<LowRank> head_adapter(const Pass& pass, const GatheredUnit& unit);
 
 /// The gradient of this rank's rows of a tensor with the vocabulary as rows. If every rank has the whole
 /// tensor, this rank adds nothing to the other rows.

@@ -1,7 +1,9 @@
 #include "tranche/models/linear.h"
 
 #include <cstddef>
+#include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -43,10 +45,78 @@ void add_own_gradients(Engine& engine, WeightGradients& weights, const Linear& l
       [&engine, &gradients, linear, x, d_out] { own_gradients(engine, gradients, linear, x, d_out); });
 }
 
+/// The narrow products of an adapter's backward, and which of its gradients this rank adds.
+struct AdapterBackward {
+  std::function<void(const TensorView&)> inner, inner_gradient;
+  bool adds_a = true, adds_b = true;
+};
+
+/// Adds the gradients of an adapter. Its products need the unit's weights, so they are not delayed with the
+/// others.
+void add_adapter_gradients(Engine& engine, WeightGradients& weights, const LowRank& low_rank,
+                           const ConstTensorView& x, const ConstTensorView& d_out,
+                           const AdapterBackward& backward) {
+  const Shape narrow_rows{x.shape[0], low_rank.rank()};
+  StepTensors memory(engine, Category::activations, "adapter backward",
+                     {{low_rank.dtype(), narrow_rows}, {low_rank.dtype(), narrow_rows}});
+  const TensorView inner = memory[0], d_inner = memory[1];
+  backward.inner(inner);
+  backward.inner_gradient(d_inner);
+  weights.add([&engine, &gradients = weights.unit(), adapter = low_rank.adapter(), x, d_out, inner, d_inner,
+               adds_a = backward.adds_a, adds_b = backward.adds_b] {
+    if (adds_b) add_b_gradient(engine, gradients, adapter, inner, d_out);
+    if (adds_a) add_a_gradient(engine, gradients, adapter, x, d_inner);
+  });
+  weights.keep(std::move(memory));
+}
+
+/// Adds the gradients of a layer that needs no message. With `adds` false the rank takes the same memory as
+/// the others and adds nothing.
+void whole_gradients(Engine& engine, const GatheredUnit& unit, WeightGradients& weights, const Linear& linear,
+                     const ConstTensorView& x, const ConstTensorView& d_out, bool adds = true) {
+  if (adds) add_own_gradients(engine, weights, linear, x, d_out);
+  const std::optional<LowRank> low_rank = LowRank::of(engine, unit, linear.weight);
+  if (!low_rank) return;
+  add_adapter_gradients(
+      engine, weights, *low_rank, x, d_out,
+      {[&](const TensorView& inner) { low_rank->inner(x, inner); },
+       [&](const TensorView& d_inner) { low_rank->inner_gradient(d_out, d_inner); }, adds, adds});
+}
+
+/// Adds the gradients of a layer that computes only this rank's rows. With chained sums the axis's first rank
+/// computes them from all rows, as one rank does, and the others add nothing.
+void gradients_of_own_rows(const Pass& pass, const GatheredUnit& unit, WeightGradients& weights,
+                           const Linear& linear, const ConstTensorView& x, const ConstTensorView& d_out) {
+  if (pass.all_rows == nullptr) return whole_gradients(pass.engine, unit, weights, linear, x, d_out);
+  const Pass& all = *pass.all_rows;
+  const std::string& name = unit.spec().name;
+  GatheredRows all_x(all, name, x), all_d_out(all, name, d_out);
+  whole_gradients(pass.engine, unit, weights, linear, all_x.view(), all_d_out.view(), all.tensor_rank() == 0);
+  weights.keep(all_x.take());
+  weights.keep(all_d_out.take());
+}
+
 /// The number of blocks of a layer's outputs, each of which is cut separately.
 int output_blocks(const GatheredUnit& unit, const Linear& linear) {
   const auto& dimensions = unit.spec().tensors[static_cast<std::size_t>(linear.weight)].dimensions;
   return dimensions[linear.layout == Linear::Layout::in_out ? 1 : 0].blocks;
+}
+
+/// linear_input_gradient() into the parts of d_x.
+void input_gradient_in_parts(Engine& engine, const GatheredUnit& unit, const Linear& linear,
+                             const ConstTensorView& d_out, std::span<const PartialRows::Part> d_x,
+                             bool accumulate) {
+  for (const PartialRows::Part& part : d_x) {
+    kernels::matmul(engine.compute_stream(),
+                    {.transpose_b = linear.layout == Linear::Layout::in_out, .accumulate = accumulate},
+                    part.rows_of(d_out), unit.tensor(linear.weight), part.view, engine.workspace());
+  }
+  const auto low_rank = LowRank::of(engine, unit, linear.weight);
+  if (!low_rank) return;
+  const StepTensors memory(engine, Category::activations, "adapter backward",
+                           {{low_rank->dtype(), {d_out.shape[0], low_rank->rank()}}});
+  low_rank->inner_gradient(d_out, memory[0]);
+  low_rank->input_gradient(memory[0], d_x);
 }
 
 }  // namespace
@@ -78,15 +148,8 @@ void linear_forward(const Pass& pass, const GatheredUnit& unit, const Linear& li
 
 void linear_input_gradient(Engine& engine, const GatheredUnit& unit, const Linear& linear,
                            const ConstTensorView& d_out, const TensorView& d_x, bool accumulate) {
-  kernels::matmul(engine.compute_stream(),
-                  {.transpose_b = linear.layout == Linear::Layout::in_out, .accumulate = accumulate}, d_out,
-                  unit.tensor(linear.weight), d_x, engine.workspace());
-  const auto low_rank = LowRank::of(engine, unit, linear.weight);
-  if (!low_rank) return;
-  const StepTensors memory(engine, Category::activations, "adapter backward",
-                           {{low_rank->dtype(), {d_out.shape[0], low_rank->rank()}}});
-  low_rank->inner_gradient(d_out, memory[0]);
-  low_rank->input_gradient(memory[0], d_x);
+  const PartialRows::Part whole{0, d_x};
+  input_gradient_in_parts(engine, unit, linear, d_out, {&whole, 1}, accumulate);
 }
 
 void linear_parameter_gradients(Engine& engine, const GatheredUnit& unit, const UnitGradients& gradients,
@@ -99,22 +162,7 @@ void linear_parameter_gradients(Engine& engine, const GatheredUnit& unit, const 
 void linear_parameter_gradients(Engine& engine, const GatheredUnit& unit, WeightGradients& weights,
                                 const Linear& linear, const ConstTensorView& x,
                                 const ConstTensorView& d_out) {
-  const UnitGradients& gradients = weights.unit();
-  add_own_gradients(engine, weights, linear, x, d_out);
-  const std::optional<LowRank> low_rank = LowRank::of(engine, unit, linear.weight);
-  if (!low_rank) return;
-  // The adapter's products need the unit's weights, so they are not delayed with the others.
-  const Shape narrow_rows{x.shape[0], low_rank->rank()};
-  StepTensors memory(engine, Category::activations, "adapter backward",
-                     {{low_rank->dtype(), narrow_rows}, {low_rank->dtype(), narrow_rows}});
-  const TensorView inner = memory[0], d_inner = memory[1];
-  low_rank->inner(x, inner);
-  low_rank->inner_gradient(d_out, d_inner);
-  weights.add([&engine, &gradients, adapter = low_rank->adapter(), x, d_out, inner, d_inner] {
-    add_b_gradient(engine, gradients, adapter, inner, d_out);
-    add_a_gradient(engine, gradients, adapter, x, d_inner);
-  });
-  weights.keep(std::move(memory));
+  whole_gradients(engine, unit, weights, linear, x, d_out);
 }
 
 void linear_backward(Engine& engine, const GatheredUnit& unit, const UnitGradients& gradients,
@@ -152,8 +200,22 @@ void row_linear_forward(const Pass& pass, const GatheredUnit& unit, const Linear
       low_rank->add_outputs(memory[0], partial.view());
       return partial.scatter(name);
     }
-  } else {
+  } else if (pass.cache != nullptr) {
+    // Every rank's part is rounded, so that a row's bits do not depend on its place among the rows.
     linear_forward(pass, unit, {.weight = linear.weight, .layout = linear.layout}, x, partial.view());
+  } else {
+    for (const PartialRows::Part& part : partial.parts()) {
+      kernels::matmul(pass.engine.compute_stream(), {.transpose_b = linear.layout == Linear::Layout::out_in},
+                      part.rows_of(x), unit.tensor(linear.weight), part.view, pass.engine.workspace());
+    }
+    if (const auto low_rank = LowRank::of(pass.engine, unit, linear.weight)) {
+      const StepTensors memory(pass.engine, Category::activations, "adapter",
+                               {{low_rank->dtype(), {x.shape[0], low_rank->rank()}}});
+      low_rank->inner(x, memory[0]);
+      for (const PartialRows::Part& part : partial.parts()) {
+        low_rank->add_outputs(part.rows_of(memory[0]), part.view);
+      }
+    }
   }
   partial.scatter(name);
   if (linear.bias >= 0) kernels::add_bias(pass.engine.compute_stream(), out, unit.tensor(linear.bias));
@@ -163,7 +225,7 @@ void column_linear_input_gradient(const Pass& pass, const GatheredUnit& unit, co
                                   const ConstTensorView& d_out, PartialRows& d_x, bool accumulate) {
   Engine& engine = pass.engine;
   if (!pass.chained()) {
-    return linear_input_gradient(engine, unit, linear, d_out, d_x.view(), accumulate);
+    return input_gradient_in_parts(engine, unit, linear, d_out, d_x.parts(), accumulate);
   }
   d_x.mark_complete();
   const bool in_out = linear.layout == Linear::Layout::in_out;
@@ -178,61 +240,49 @@ void column_linear_input_gradient(const Pass& pass, const GatheredUnit& unit, co
   const StepTensors memory(engine, Category::activations, "adapter backward",
                            {{low_rank->dtype(), {d_out.shape[0], low_rank->rank()}}});
   low_rank->chained_inner_gradient(pass, d_out, blocks, memory[0]);
-  low_rank->input_gradient(memory[0], d_x.view());
+  const PartialRows::Part whole{0, d_x.view()};
+  low_rank->input_gradient(memory[0], {&whole, 1});
 }
 
 void column_linear_parameter_gradients(const Pass& pass, const GatheredUnit& unit, WeightGradients& weights,
                                        const Linear& linear, const ConstTensorView& x,
                                        const ConstTensorView& d_out) {
   Engine& engine = pass.engine;
+  if (pass.tensor == nullptr) return gradients_of_own_rows(pass, unit, weights, linear, x, d_out);
   const auto low_rank = pass.chained() ? LowRank::of(engine, unit, linear.weight) : std::optional<LowRank>();
   const bool has_outputs = d_out.shape[1] > 0;
   if (!low_rank) {
-    if (has_outputs) linear_parameter_gradients(engine, unit, weights, linear, x, d_out);
+    if (has_outputs) whole_gradients(engine, unit, weights, linear, x, d_out);
     return;
   }
   if (has_outputs) add_own_gradients(engine, weights, linear, x, d_out);
-  const Shape narrow_rows{x.shape[0], low_rank->rank()};
-  StepTensors memory(engine, Category::activations, "adapter backward",
-                     {{low_rank->dtype(), narrow_rows}, {low_rank->dtype(), narrow_rows}});
-  const TensorView inner = memory[0], d_inner = memory[1];
-  low_rank->inner(x, inner);
-  low_rank->chained_inner_gradient(pass, d_out, output_blocks(unit, linear), d_inner);
   // A is whole on every rank, but only one rank adds its gradient.
-  const bool first = pass.tensor_rank() == 0;
-  weights.add([&engine, &gradients = weights.unit(), adapter = low_rank->adapter(), x, d_out, inner, d_inner,
-               has_outputs, first] {
-    if (has_outputs) add_b_gradient(engine, gradients, adapter, inner, d_out);
-    if (first) add_a_gradient(engine, gradients, adapter, x, d_inner);
-  });
-  weights.keep(std::move(memory));
+  add_adapter_gradients(engine, weights, *low_rank, x, d_out,
+                        {[&](const TensorView& inner) { low_rank->inner(x, inner); },
+                         [&](const TensorView& d_inner) {
+                           low_rank->chained_inner_gradient(pass, d_out, output_blocks(unit, linear),
+                                                            d_inner);
+                         },
+                         pass.tensor_rank() == 0, has_outputs});
 }
 
 void row_linear_parameter_gradients(const Pass& pass, const GatheredUnit& unit, WeightGradients& weights,
                                     const Linear& linear, const ConstTensorView& x,
                                     const ConstTensorView& d_out, const ConstTensorView& local_d_out) {
   Engine& engine = pass.engine;
-  if (pass.tensor == nullptr) return linear_parameter_gradients(engine, unit, weights, linear, x, d_out);
+  if (pass.tensor == nullptr) return gradients_of_own_rows(pass, unit, weights, linear, x, d_out);
   const Linear without_bias{.weight = linear.weight, .layout = linear.layout};
   const UnitGradients& gradients = weights.unit();
   const auto low_rank = pass.chained() ? LowRank::of(engine, unit, linear.weight) : std::optional<LowRank>();
   if (low_rank) {
     add_own_gradients(engine, weights, without_bias, x, d_out);
-    const Shape narrow_rows{x.shape[0], low_rank->rank()};
-    StepTensors memory(engine, Category::activations, "adapter backward",
-                       {{low_rank->dtype(), narrow_rows}, {low_rank->dtype(), narrow_rows}});
-    const TensorView inner = memory[0], d_inner = memory[1];
-    low_rank->chained_inner(pass, x, inner);
-    low_rank->inner_gradient(d_out, d_inner);
     // B is whole on every rank, but only one rank adds its gradient.
-    const bool first = pass.tensor_rank() == 0;
-    weights.add([&engine, &gradients, adapter = low_rank->adapter(), x, d_out, inner, d_inner, first] {
-      if (first) add_b_gradient(engine, gradients, adapter, inner, d_out);
-      add_a_gradient(engine, gradients, adapter, x, d_inner);
-    });
-    weights.keep(std::move(memory));
+    add_adapter_gradients(engine, weights, *low_rank, x, d_out,
+                          {[&](const TensorView& inner) { low_rank->chained_inner(pass, x, inner); },
+                           [&](const TensorView& d_inner) { low_rank->inner_gradient(d_out, d_inner); }, true,
+                           pass.tensor_rank() == 0});
   } else {
-    linear_parameter_gradients(engine, unit, weights, without_bias, x, d_out);
+    whole_gradients(engine, unit, weights, without_bias, x, d_out);
   }
   if (linear.bias < 0 || !gradients.wanted(linear.bias)) return;
   if (pass.chained()) {  // the sum over all rows, which only the axis's first rank adds

@@ -2,11 +2,13 @@
 # Runs the README's commands on a bare Debian 12: creates one in a folder (debootstrap, the smallest variant), clones a commit into it,
 # runs the commands of the README's section "Two commands" word for word without inherited variables, and prints their durations.
 # Needs root, debootstrap, and apt sources of Debian 12, whose mirror and proxy are used. Cleans up in any case.
-#   scripts/bare_check.sh [--keep] [--folder DIR] [--commands] [COMMIT]
+#   scripts/bare_check.sh [--keep] [--folder DIR] [--commands] [--put FILE] [--run COMMAND] [COMMIT]
 #     COMMIT        commit to clone (HEAD)
 #     --folder DIR  folder of the system, which takes some 4 GB; it must be empty or not exist (default: a new one in TMPDIR or /tmp)
 #     --keep        does not remove the system
 #     --commands    only prints the commands in COMMIT's README
+#     --put FILE    copies a file of this machine into the folder ~ of that system
+#     --run COMMAND runs this in the clone, in place of the README's commands (scripts/package_check.sh)
 # Exit status: 0 all commands ended with 0, 1 a command failed or the system could not be created, 2 usage or something is missing.
 set -euo pipefail
 release=bookworm
@@ -14,7 +16,7 @@ repository=$(cd "$(dirname "$0")/.." && pwd)
 
 usage() { echo "bare_check: $*; see --help" >&2; exit 2; }
 
-keep=no folder="" only_commands=no commit=""
+keep=no folder="" only_commands=no commit="" put="" run=""
 while [ $# -gt 0 ]; do
   case $1 in
     --keep) keep=yes ;;
@@ -24,7 +26,12 @@ while [ $# -gt 0 ]; do
       folder=$2
       shift
       ;;
-    -h | --help) sed -n '2,10s/^# \?//p' "$0"; exit 0 ;;
+    --put | --run)
+      [ $# -gt 1 ] || usage "$1 needs a $([ "$1" = --put ] && echo file || echo command)"
+      if [ "$1" = --put ]; then put=$2; else run=$2; fi
+      shift
+      ;;
+    -h | --help) sed -n '2,12s/^# \?//p' "$0"; exit 0 ;;
     -*) usage "unknown argument '$1'" ;;
     *) [ -z "$commit" ] || usage "one commit, not '$commit' and '$1'"; commit=$1 ;;
   esac
@@ -32,10 +39,15 @@ while [ $# -gt 0 ]; do
 done
 asked=${commit:-HEAD}
 commit=$(git -C "$repository" rev-parse --verify --quiet "$asked^{commit}") || usage "no commit '$asked'"
+[ -z "$put" ] || [ -f "$put" ] || usage "no file '$put'"
 
-mapfile -t commands < <(git -C "$repository" show "$commit:README.md" |
-  awk '/^## /{here = $0 == "## Two commands"} here && /^```/{if (inside) exit; inside = 1; next} inside')
-[ ${#commands[@]} -eq 2 ] || { echo "bare_check: README.md has ${#commands[@]} commands under 'Two commands', not two" >&2; exit 1; }
+if [ -n "$run" ]; then
+  commands=("$run")
+else
+  mapfile -t commands < <(git -C "$repository" show "$commit:README.md" |
+    awk '/^## /{here = $0 == "## Two commands"} here && /^```/{if (inside) exit; inside = 1; next} inside')
+  [ ${#commands[@]} -eq 2 ] || { echo "bare_check: README.md has ${#commands[@]} commands under 'Two commands', not two" >&2; exit 1; }
+fi
 if [ $only_commands = yes ]; then
   printf '%s\n' "${commands[@]}"
   exit 0
@@ -53,6 +65,8 @@ if [ "${TRANCHE_BARE_MOUNTS:-}" != own ]; then
   arguments=("$commit")
   [ $keep = no ] || arguments+=(--keep)
   [ -z "$folder" ] || arguments+=(--folder "$folder")
+  [ -z "$put" ] || arguments+=(--put "$put")
+  [ -z "$run" ] || arguments+=(--run "$run")
   TRANCHE_BARE_MOUNTS=own exec unshare --mount --propagation private "$0" "${arguments[@]}"
 fi
 
@@ -113,6 +127,7 @@ mount -t devpts -o newinstance,ptmxmode=0666 devpts "$folder/dev/pts"
 mount -t tmpfs tmpfs "$folder/dev/shm"
 git clone --quiet --no-hardlinks --no-checkout "$repository" "$folder/root/tranche"
 git -C "$folder/root/tranche" checkout --quiet --detach "$commit"
+[ -z "$put" ] || cp "$put" "$folder/root/"
 echo "bare_check: that took $(seconds_since "$begin") s"
 
 for command in "${commands[@]}"; do

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tests/training/golden_chat_templates.json: small templates with what Jinja2 makes of them, as transformers sets it up.
+"""Writes tests/training/golden_chat_templates.json: small templates and the texts that Jinja2 renders from them, with transformers' settings.
 
 usage: chat_template_goldens.py > tests/training/golden_chat_templates.json
 

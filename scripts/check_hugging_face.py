@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds exports and imports against Hugging Face transformers itself: weights, losses and generated tokens, both ways.
+"""Compares exports and imports with Hugging Face transformers: weights, losses and generated tokens, both ways.
 
 usage: check_hugging_face.py [PROGRAM]     PROGRAM is build/release/bin/tranche by default
 

@@ -3,6 +3,7 @@
 
     scripts/combinations.py            says what is wrong with the table or stale in the page; exit status 1 then
     scripts/combinations.py --update   writes the page
+    scripts/combinations.py --matrix   every pair with the test that holds it, for reading
 
 The table has capabilities, each on an axis, of which a training has one value, and cells: the first whose two sides hold a pair of
 capabilities of different axes is the pair's. "@name" stands for a group of capabilities. A cell has one of
@@ -95,8 +96,8 @@ def check_lists(table, tests):
     return wrong
 
 
-def page(table, settled):
-    capabilities = table["capabilities"]
+def marked(table):
+    """({what holds a pair: its mark}, {what holds a pair: its note}, {kind: what holds pairs, in order})"""
     marks, notes, legend = {}, {}, {kind: [] for kind in KINDS}
     for cell in table["cells"]:
         kind = next(kind for kind in KINDS if kind in cell)
@@ -106,6 +107,13 @@ def page(table, settled):
             legend[kind].append(text)
         if "note" in cell:
             notes[text] = cell["note"]
+    return marks, notes, legend
+
+
+def matrix(table, settled):
+    """All pairs as lines of marks, and what each mark means."""
+    capabilities = table["capabilities"]
+    marks, _, legend = marked(table)
 
     def mark(a, b):
         if a["axis"] == b["axis"]:
@@ -114,45 +122,53 @@ def page(table, settled):
         kind = next(kind for kind in KINDS if kind in cell)
         return marks[kind, cell[kind], cell.get("text")]
 
-    counts = {kind: 0 for kind in KINDS}
-    for cell in settled.values():
-        counts[next(kind for kind in KINDS if kind in cell)] += 1
-    lines = [
-        "<!-- Written by scripts/combinations.py from tests/combinations.json. -->",
-        "# Any two capabilities at once", "",
-        f"{len(capabilities)} capabilities make {len(settled)} pairs. {counts['test']} are held by a test, {counts['refused']} are refused "
-        f"before the first step, and {counts['independent']} share no code. No pair is left out: `scripts/combinations.py` looks for each,",
-        "for the tests by their names and for the texts of refusals, and the tests look whether their pairs have met.", "",
-        "## How pairs are trained", "",
-        "`tests/models/combinations_test.cpp` trains a small model with dozens of configurations. They are a covering array: any two values of two axes",
-        "stand together in at least one of them. Four steps (as they come, recorded, and two as planned) are followed by two of another engine where a",
-        "checkpoint is loaded elsewhere. Each configuration is trained twice:", "",
-        "- as it is, and",
-        "- with the same arithmetic at stage 0 on one stage of a pipeline, nothing offloaded, no overlap, no memory plan.", "",
-        "Configurations with a pipeline take its schedules in turn.", "",
-        "Weights, optimizer state, losses, norms, evaluations and logits have to be equal to the last bit. The same rows are planned on the meta",
-        "device, to the byte and to the sent element, and run by MPI processes. A GPU, which is emulated in CI, runs rows in which each capability",
-        "stands once, and with `test_combinations_gpu` all.", "",
-        "What is refused ends a program with status 2 (`ProgramErrors`), and an engine's constructor with `ConfigurationError`, before the first step.", "",
-        "## The pairs", "",
-        "Values of one axis (`.`) exclude each other; a checkpoint goes from one to the other.", "", "```"]
     width = max(len(c["name"]) for c in capabilities)
+    lines = []
     for number, row in enumerate(capabilities):
         cells = "".join(mark(row, column) for column in capabilities[:number])
         lines.append(f"{number + 1:>2} {row['name']:<{width}} {cells}".rstrip())
     tens = "".join(str((n + 1) // 10 % 10 or " ") for n in range(len(capabilities)))
     ones = "".join(str((n + 1) % 10) for n in range(len(capabilities)))
-    lines += [" " * (width + 4) + tens.rstrip(), " " * (width + 4) + ones, "```", "", "| mark | what holds the pair |", "|---|---|"]
-    for kind, says in (("test", "held by `{}`"), ("refused", "refused, \"{}\": `{}`"), ("independent", "share no code: {}")):
-        for text in legend[kind]:
-            said = (says.format(text[2], text[1]) if kind == "refused" else says.format(text[1])) + (f"; {notes[text]}" if text in notes else "")
-            lines.append(f"| `{marks[text]}` | {said} |")
+    lines += [" " * (width + 4) + tens.rstrip(), " " * (width + 4) + ones, ""]
+    return lines + [f"{marks[text]} {text[0]}: {text[1]}" for kind in KINDS for text in legend[kind]]
+
+
+def page(table, settled):
+    capabilities = table["capabilities"]
+    names = {capability["key"]: capability["name"] for capability in capabilities}
+    _, notes, legend = marked(table)
+    counts = {kind: 0 for kind in KINDS}
+    refused = {}
+    for (a, b), cell in settled.items():
+        kind = next(kind for kind in KINDS if kind in cell)
+        counts[kind] += 1
+        if kind == "refused":
+            refused.setdefault((kind, cell[kind], cell["text"]), []).append((a, b))
+    lines = [
+        "<!-- Written by scripts/combinations.py from tests/combinations.json. -->",
+        "# Any two capabilities at once", "",
+        f"{len(capabilities)} capabilities make {len(settled)} pairs. {counts['test']} are held by a test, {counts['refused']} are refused "
+        f"before the first step, and {counts['independent']} share no code. No pair is left out: `scripts/combinations.py` looks for each,",
+        "for the tests by their names and for the texts of refusals, and `--matrix` prints all of them.", "",
+        "`tests/models/combinations_test.cpp` trains a small model with the rows of a covering array: any two values of two axes stand together in at least",
+        "one of them. Each row is trained as it is, and with the same arithmetic at stage 0 on one stage of a pipeline, nothing offloaded, no overlap, no",
+        "memory plan. Weights, optimizer state, losses, norms, evaluations and logits have to be equal to the last bit, also where a checkpoint is loaded",
+        "elsewhere. The same rows are planned on the meta device, run by MPI processes, and run on a GPU, which is emulated in CI.", "",
+        "## What is refused", "",
+        "A program ends with status 2, an engine's constructor with `ConfigurationError`, before the first step.", "",
+        "| pairs | text, and the test that reads it |", "|---|---|"]
+    for text in legend["refused"]:
+        sides = {}
+        for a, b in refused[text]:
+            sides.setdefault(a, []).append(b)
+        both = "; ".join(f"{names[a]} with {', '.join(names[b] for b in bs)}" for a, bs in sides.items())
+        lines.append(f"| {both} | \"{text[2]}\": `{text[1]}`" + (f"; {notes[text]}" if text in notes else "") + " |")
     lines += ["", "## Behind one interface", "",
-              "These have no row: what uses them knows the interface alone, so that tests of the interface hold them together with every row.", ""]
-    lines += [f"- {entry['name']}: {entry['interface']} ({', '.join(f'`{test}`' for test in entry['tests'])})" for entry in table["behind"]]
+              "What uses these knows the interface alone, so that tests of the interface hold them together with every row.", ""]
+    lines += [f"- {entry['name']}: {entry['interface']} (`{entry['tests'][0]}`" + (f" and {len(entry['tests']) - 1} more)" if len(entry["tests"]) > 1 else ")")
+              for entry in table["behind"]]
     lines += ["", "## What there is not", "",
-              "These are not part of this version and have no row. Keys of DeepSpeed's that ask for them are refused with a reason",
-              "(`ConfigKeys.RefusedOnesSayWhyAndTakeWhatAsksForNothing`).", ""]
+              "Keys of DeepSpeed's that ask for these are refused with a reason (`ConfigKeys.RefusedOnesSayWhyAndTakeWhatAsksForNothing`).", ""]
     for entry in table["absent"]:
         keys = ", ".join(f"`{key}`" for key in entry.get("keys", ()))
         test = f"refused: `{entry['test']}`" if "test" in entry else ""
@@ -163,6 +179,7 @@ def page(table, settled):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--update", action="store_true", help="write the page")
+    parser.add_argument("--matrix", action="store_true", help="print every pair")
     parser.add_argument("--table", type=pathlib.Path, default=ROOT / "tests" / "combinations.json")
     parser.add_argument("--page", type=pathlib.Path, default=ROOT / "docs" / "combinations.md")
     options = parser.parse_args()
@@ -176,6 +193,9 @@ def main():
     wrong += check_lists(table, tests)
     if wrong:
         sys.exit("\n".join(f"combinations: {line}" for line in wrong))
+    if options.matrix:
+        print("\n".join(matrix(table, settled)))
+        return
     text = page(table, settled)
     if options.update:
         options.page.write_text(text, encoding="utf-8")

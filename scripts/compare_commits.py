@@ -3,14 +3,14 @@
 
 Each configuration file has every key that both programs know, so that a default that changed between them changes nothing. For each
   - both train a few steps on 1 to 5 ranks, with a digest of weights and optimizer state after every step, and save,
-  - both go on from the checkpoint that OLD saved, two steps; what NEW loads has to be what OLD saved,
+  - both continue from the checkpoint that OLD saved, for two steps; NEW has to load the bits that OLD saved,
   - `tranche plan --json` says what that run takes, and a run of a larger model on more ranks.
 Bits are digests, losses, norms, rates and scales; bytes are plans, and memory and traffic of the runs. Keys of reports and plans that one
 program has alone are named, and are no difference. What OLD refuses (exit status 2) NEW has to refuse too, and others are drawn in its place;
 every value of a dimension is in the draw at least twice (40 configurations). Each row has a number: --only NUMBER repeats it, and where something
 differs its files stay in --folder, with the commands in repeat.sh.
 
-Between 1f4c68f and fb2dcd2 bits are equal and some bytes are not, as is meant: at the end of a step each rank tells each other 24 bytes
+Between 1f4c68f and fb2dcd2 bits are equal and some bytes are not, as is meant: at the end of a step each rank sends each other rank 24 bytes
 more (learning rate, momentum, whether there is a hook: traffic.control), and stage 3 gathers the next unit ahead whatever its size (memory.device and
 peak.device, where the size of prefetch, of live parameters or the depth held it back). --bits names such differences and does not count them.
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds exported folders against the ones that were imported, in Hugging Face's transformers: six tiny random models of five
+"""Compares exported folders with the imported ones in Hugging Face's transformers. Six tiny random models of five
 architectures, each with a tokenizer, a chat template and generation settings of its own, pass through
 `checkpoint import`, no or one step of training at a learning rate of 0, and `checkpoint export`. Then
   tokens     AutoTokenizer gives the same ids for 200 strings, and the same text for a conversation by the chat template

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Holds low-rank adapters (LoRA) against Hugging Face's PEFT, on tiny random models in fp32 on the CPU:
-  training   logits, loss, every gradient, 50 greedy tokens and the losses of 20 AdamW steps of adapters of PEFT's (Llama family)
-  theirs     an adapter of PEFT's is imported here: greedy tokens and loss are PEFT's, the merged export has PEFT's logits in
+"""Compares low-rank adapters (LoRA) with Hugging Face's PEFT, on tiny random models in fp32 on the CPU:
+  training   logits, loss, every gradient, 50 greedy tokens and the losses of 20 AdamW steps of adapters that PEFT made (Llama family)
+  theirs     the program imports an adapter of PEFT: greedy tokens and loss are PEFT's, the merged export has PEFT's logits in
              transformers, and the adapter comes back bit for bit (GPT-2, Llama, Qwen3 with a tied head)
-  ours       an adapter that was trained here is opened by PEFT: the same again
+  ours       PEFT loads an adapter that the program trained: the same comparisons
 
 usage: compare_peft.py [BUILD]           BUILD is build/release by default: build its targets compare_with_golden and tranche first
 

@@ -6,8 +6,8 @@ usage: compare_tokenizer_folders.py [PROGRAM] [--strings N] [--seed N] [--random
 Makes small tokenizers as compare_tokenizers.py does, writes each with the files that published models have beside it
 (tokenizer_config.json, special_tokens_map.json, added_tokens.json, config.json), and encodes N strings (200 by default) with
 each folder, without and with the tokens around a text. PROGRAM is build/release/bin/tranche by default. --random N draws N
-folders of any vocabulary with any of these files, most of which nobody would publish: there the program may refuse a folder,
-but not give other tokens; folders that transformers cannot load are passed over.
+folders of any vocabulary with any of these files, most of them unlike published ones: the program may refuse such a folder,
+but may not give other tokens; folders that transformers cannot load are passed over.
 Needs the Python packages transformers (5.24.0), tokenizers (0.23.3), sentencepiece (0.2.3) and protobuf (7.36.2), installed by
 hand outside of the repository. Exit status: 0 all equal, 1 differences (the first of each folder is shown), 2 a package is missing.
 """

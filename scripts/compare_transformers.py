@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds the Llama family against Hugging Face transformers: logits, loss, every gradient, 50 tokens of greedy generation and the losses of
+"""Compares the Llama family with Hugging Face transformers: logits, loss, every gradient, 50 tokens of greedy generation and the losses of
 20 AdamW steps of tiny random models, 8 of each architecture (grouped heads, odd sizes, kinds of rotary positions, windows, tied heads and
 not), in fp32 on the CPU. Each is imported and exported, too: the weights have to come back bit for bit.
 

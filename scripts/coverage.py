@@ -6,14 +6,14 @@
     coverage.py --merge A.json B.json... [the same options]
     coverage.py --reset BUILD          forgets what has run there, before other tests run that are to be measured alone
 
-It asks gcov about every object of a build that was compiled with --coverage. What belongs to one line of a source is put together over all objects:
+It asks gcov about every object of a build that was compiled with --coverage. The counts of a source's line are added over all objects:
 large units and headers count for their real sources, and a line is covered if any object has run it. A branch is the nth one of its line.
-A call that may throw is no branch: neither the way of the exception counts nor the way on. Files in tests/, bench/ and examples/ do not count,
+A call that may throw is no branch: neither the exception nor the normal return counts. Files in tests/, bench/ and examples/ do not count,
 nor do those that CMake has written, nor those outside of the repository; a public header counts for its layer's folder. Objects that nothing has
 run count as not covered. Processes that are killed or abort leave no counts.
 
 --json writes what can be covered and what was, so that --merge can put the parts of a run together, and --compare can say the difference in points.
---lost lists the lines and branches that OTHER covered and this one did not, which tells something where the sources are the same.
+--lost lists the lines and branches that OTHER covered and this one did not, which is of use only where both have the same sources.
 
 Exit status: 0, 1 --compare found that lines or branches in all have fallen by more than --allow (0.5 points), 2 usage, or gcov failed.
 """

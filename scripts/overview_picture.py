@@ -4,13 +4,13 @@
     scripts/overview_picture.py                  prints the SVG
     scripts/overview_picture.py --compare FILE   prints nothing where FILE is that SVG; exit status 1 where it is not
 
-`tranche` has to be in PATH. It needs no GPU: the left half is a plan of memory, the right half a projected step.
+`tranche` has to be in PATH. It needs no GPU: the upper half is a plan of memory, the lower half a projected step.
 """
 import json
 import pathlib
-import subprocess
-import sys
 import tempfile
+
+from svg_drawing import BOLD, Drawing, main, output_of
 
 STATE = ["tranche", "plan", "--model", "gpt2-xl", "--ranks", "8", "--json"]
 STEP = ["tranche", "plan", "--model", "gpt2", "--device", "cuda", "--ranks", "8", "--ranks-per-node", "8", "--stage", "3",
@@ -19,13 +19,6 @@ PARTS = [("parameters", "#0072B2"), ("gradients", "#E69F00"), ("optimizer", "#00
 PHASES = {"forward": "#56B4E9", "head": "#CC79A7", "backward": "#D55E00", "update": "#009E73"}
 TRANSFERS = {"all_gather": ("gather weights", "#0072B2"), "reduce_scatter": ("reduce gradients", "#E69F00")}
 UPDATE_KERNELS = ("gradient_statistics", "adam_update")
-
-
-def output_of(command):
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        sys.exit(f"status {result.returncode} from: {' '.join(command)}\n{result.stderr}")
-    return result.stdout
 
 
 def model_state():
@@ -63,65 +56,42 @@ def step_spans():
     return merged, max(span[3] for span in spans)
 
 
-class Drawing:
-    def __init__(self, width, height, title, description):
-        self.lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-                      f'height="{height}" font-family="sans-serif" font-size="13" fill="#222" role="img">',
-                      f"<title>{title}</title>", f"<desc>{description}</desc>",
-                      f'<rect width="{width}" height="{height}" fill="#fff"/>']
-
-    def box(self, x, y, width, height, colour):
-        self.lines.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{colour}"/>')
-
-    def text(self, x, y, words, anchor="start", more=""):
-        self.lines.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{words}</text>')
-
-    def line(self, x, y, to_x, to_y):
-        self.lines.append(f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}" stroke="#999"/>')
-
-    def __str__(self):
-        return "\n".join([*self.lines, "</svg>"]) + "\n"
-
-
-BOLD = ' font-weight="bold"'
-
-
 def draw_state(drawing, states):
     base, height, most = 270, 190, max(sum(state.values()) for state in states)
     drawing.text(20, 26, "Model state of one rank, GiB", more=BOLD)
     drawing.text(20, 44, "GPT-2 XL (1.56 billion parameters), bf16, 8 ranks")
     for stage, state in enumerate(states):
-        x, y = 34 + 92 * stage, base
+        x, y = 34 + 132 * stage, base
         for part, colour in PARTS:
             y -= state[part] / most * height
             drawing.box(x, y, 58, state[part] / most * height, colour)
         drawing.text(x + 29, y - 6, f"{sum(state.values()):.2f}", "middle")
         drawing.text(x + 29, base + 18, f"stage {stage}", "middle")
-    drawing.line(20, base, 390, base)
+    drawing.line(20, base, 540, base)
     for number, (part, colour) in enumerate(PARTS):
         drawing.box(34 + 112 * number, 305, 12, 12, colour)
         drawing.text(51 + 112 * number, 316, part)
 
 
 def draw_step(drawing, spans, end):
-    left, width, lanes = 520, 420, {"compute": 80, "communication": 150}
-    drawing.text(430, 26, f"One stage-3 step, {end / 1000:.1f} ms", more=BOLD)
-    drawing.text(430, 44, "GPT-2 124M on 8 GPUs, projected from datasheet figures, not measured")
+    top, left, width, lanes = 350, 120, 420, {"compute": 404, "communication": 460}
+    drawing.text(20, top, f"One stage-3 step, {end / 1000:.1f} ms", more=BOLD)
+    drawing.text(20, top + 18, "GPT-2 124M on 8 GPUs, projected from datasheet figures, not measured")
     for lane, y in lanes.items():
-        drawing.text(left - 8, y + 30, lane, "end")
-        drawing.box(left, y, width, 50, "#f0f0f0")
+        drawing.text(left - 8, y + 25, lane, "end")
+        drawing.box(left, y, width, 40, "#f0f0f0")
     for lane, kind, begin, until in spans:
         colour = PHASES[kind] if lane == "compute" else TRANSFERS[kind][1]
-        drawing.box(left + begin / end * width, lanes[lane], (until - begin) / end * width, 50, colour)
-    drawing.line(left, 215, left + width, 215)
+        drawing.box(left + begin / end * width, lanes[lane], (until - begin) / end * width, 40, colour)
+    drawing.line(left, top + 160, left + width, top + 160)
     for millisecond in range(int(end / 1000) + 1):
         x = left + millisecond * 1000 / end * width
-        drawing.line(x, 215, x, 220)
-        drawing.text(x, 235, str(millisecond), "middle")
-    drawing.text(left + width, 252, "ms", "end")
+        drawing.line(x, top + 160, x, top + 165)
+        drawing.text(x, top + 180, str(millisecond), "middle")
+    drawing.text(left + width, top + 180, "ms", "end")
     legend = [*PHASES.items(), *TRANSFERS.values()]
     for number, (name, colour) in enumerate(legend):
-        x, y = 430 + 130 * (number % 4), 280 + 25 * (number // 4)
+        x, y = 20 + 135 * (number % 4), top + 196 + 22 * (number // 4)
         drawing.box(x, y, 12, 12, colour)
         drawing.text(x + 17, y + 11, name)
 
@@ -130,22 +100,12 @@ def picture():
     states = model_state()
     spans, end = step_spans()
     totals = ", ".join(f"{sum(state.values()):.2f} GiB at stage {stage}" for stage, state in enumerate(states))
-    drawing = Drawing(960, 335, "ZeRO stages: memory and one step",
-                      f"Left: model state of one of 8 ranks: {totals}. Right: a step of {end / 1000:.1f} ms at stage 3; "
+    drawing = Drawing(560, 600, "ZeRO stages: memory and one step",
+                      f"Above: model state of one of 8 ranks: {totals}. Below: a step of {end / 1000:.1f} ms at stage 3; "
                       "gathers of weights and reductions of gradients run beside the computation.")
     draw_state(drawing, states)
     draw_step(drawing, spans, end)
     return str(drawing)
 
 
-def main():
-    if len(sys.argv) == 1:
-        print(picture(), end="")
-    elif len(sys.argv) == 3 and sys.argv[1] == "--compare":
-        if pathlib.Path(sys.argv[2]).read_text(encoding="utf-8") != picture():
-            sys.exit(f"{sys.argv[2]} is not what scripts/overview_picture.py prints now: scripts/overview_picture.py > {sys.argv[2]}")
-    else:
-        sys.exit(__doc__)
-
-
-main()
+main(__doc__, picture, "overview_picture.py")

@@ -10,11 +10,11 @@
 An entry of the list has `id`, `folder`, `file`, the text to `find` and what to `replace` it with, one sentence that says what is `wrong`, the
 `promise` that it breaks, and the kind of test that should see it (`seen_by`). A fault is found when COMMAND ends with another status than 0, or
 does not end within --timeout. It did not compile when the command of --build fails, or when COMMAND ends with 125, for one that builds by itself.
-COMMAND and --build have FAULT_ID, FAULT_FOLDER, FAULT_FILE and FAULT_SEEN_BY in their environment, so that they can do less than everything:
+COMMAND and --build have FAULT_ID, FAULT_FOLDER, FAULT_FILE and FAULT_SEEN_BY in their environment, so that they can build and run only a part:
 
     planted_faults.py --run --tree ../clone --build 'cmake --build build/release --parallel 2' -- sh -c 'ctest --preset release -R "$FAULT_FOLDER"'
 
-The tree has to be a clone or worktree without changes, which nobody else uses meanwhile. Its file is put back however the command ends, by SIGINT,
+The tree has to be a clone or worktree without changes, and no other process may use it meanwhile. Its file is put back however the command ends, by SIGINT,
 SIGTERM and SIGHUP too; after a SIGKILL `git checkout -- FILE` does it. Its time of change stays new, so that the next build compiles it again. First
 both commands run without any fault and have to pass, unless --without-baseline says that they do.
 

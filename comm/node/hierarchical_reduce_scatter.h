@@ -11,8 +11,8 @@
 
 namespace tranche::comm {
 
-/// The deterministic reduction of docs/internals/design.md, bit for bit, for any distribution of ranks over
-/// nodes. The ranks of a node divide among them the sums that leave it.
+/// The deterministic reduction of docs/internals/arithmetic.md, bit for bit, for any distribution of ranks
+/// over nodes. The ranks of a node divide among them the sums that leave it.
 class HierarchicalReduceScatter : public HierarchicalExchange {
  public:
   struct Result {

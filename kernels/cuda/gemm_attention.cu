@@ -181,7 +181,7 @@ class Attention {
     lay_out(chunk, 2, whole ? sums : 0);
     for_chunks([&](std::int64_t batch, std::int64_t head, std::int64_t heads, std::int64_t query,
                    std::int64_t queries) {
-      // In this case the gradients of keys that no query sees are written as well.
+      // If all queries are one chunk, the gradients of keys that no query sees are written, too.
       const std::int64_t key = whole ? 0 : first_key(query);
       score_gradients(batch, head, heads, query, queries, key, whole ? call_.time : query + queries - key);
       query_gradient(batch, head, heads, query, queries, key);

@@ -22,13 +22,14 @@ using ::testing::SizeIs;
 
 constexpr int world = 3;
 
-/// The value of byte `at` of an array, in the order of the whole array, or of a rank's.
+/// The value of byte `at` of an array, counted in the whole array or in a rank's own.
 std::byte byte_of(const ArrayRecord& array, int rank, std::int64_t at) {
   const std::int64_t of = array.per_rank ? rank + 1 : 0;
   return static_cast<std::byte>((at * 37 + of * 101 + static_cast<std::int64_t>(array.name.size())) % 251);
 }
 
-/// Adds arrays of every dtype, smaller than a leaf and larger than a block, of which some ranks hold nothing.
+/// Adds arrays of every dtype, some smaller than a leaf and some larger than a block; some ranks hold nothing
+/// of some of them.
 Layout layout_with_arrays() {
   Layout layout = sample_layout(world);
   std::vector<ArrayRecord> arrays{
@@ -44,7 +45,7 @@ Layout layout_with_arrays() {
       {"random", DataType::uint8, true, {Shape{5}, Shape{0}, Shape{16385}}, {}},
       {"draws", DataType::int32, true, {Shape{2, 3}, Shape{2, 3}, Shape{2, 3}}, {}},
       {"words", DataType::uint16, true, {Shape{1}, Shape{2}, Shape{3}}, {}}};
-  for (int i = 0; i < 40; ++i) {  // the file's own structure grows with them
+  for (int i = 0; i < 40; ++i) {  // the file's own structure grows with their number
     arrays.push_back({"many/" + std::string(static_cast<std::size_t>(3 * i), 'x') + std::to_string(i),
                       DataType::int32,
                       false,
@@ -127,7 +128,7 @@ TEST_F(ArraysTest, AreReadBackInAnyRanges) {
         }
       }
     }
-    std::vector<float> weights(2000);  // what lies beside them
+    std::vector<float> weights(2000);  // the tensor beside them
     for (const StoredTensor& tensor : reader.tensors()) {
       reader.read_tensor(tensor.name, "weight", {0, tensor.shape.elements()}, DataType::float32,
                          weights.data());
@@ -141,7 +142,7 @@ TEST_F(ArraysTest, AreReadBackInAnyRanges) {
 TEST_F(ArraysTest, ADamagedByteIsNamed) {
   const std::string path = save(storage, folder / "run", layout, Way::image);
   const Manifest manifest = open_manifest(files, path);
-  // Element 301234 of 'average/of.weights' is rank 2's element 1233; and rank 2's bytes 16384 of its own.
+  // Element 301234 of 'average/of.weights' is rank 2's element 1233; byte 16384 is in rank 2's own array.
   flip(path, shard_name(2, world), manifest.shards[2].array_offsets[1] + 1233 * 4 + 1);
   flip(path, shard_name(2, world), manifest.shards[2].array_offsets[5] + 16384);
   std::string found;

@@ -1,4 +1,4 @@
-// Boxes against the sets of their elements, and layouts of drawn boxes, written and read.
+// Compares boxes with the sets of their elements, and writes and reads layouts of drawn boxes.
 
 #include "partition/box.h"
 
@@ -73,7 +73,7 @@ TEST(Boxes, AreTheSetsOfTheirElements) {
     std::set_intersection(in_a.begin(), in_a.end(), in_b.begin(), in_b.end(), std::back_inserter(common));
     ASSERT_EQ(meet(a, b), !common.empty()) << to_string(a) << " " << to_string(b);
 
-    // Runs: each element once, with its three numbers.
+    // Runs must contain each element once, with its three numbers.
     const std::int64_t begin = draw(0, elements_of(a)), end = draw(begin, elements_of(a));
     std::vector<std::int64_t> runs;
     std::int64_t reached = begin;
@@ -99,7 +99,7 @@ TEST(Boxes, AreTheSetsOfTheirElements) {
     }
     ASSERT_EQ(parts, std::vector<std::int64_t>(in_a.begin() + begin, in_a.begin() + end)) << to_string(a);
 
-    // Whole blocks, which a box may be without being told so where its runs touch by chance.
+    // A box may consist of whole blocks by chance, if its runs touch.
     const std::int64_t block = draw(2, 4);
     bool whole = true;
     for (const std::int64_t element : in_a) {
@@ -136,10 +136,10 @@ TEST(Boxes, AreShownAsSlices) {
   EXPECT_EQ(to_string(Box{}), "[]");
 }
 
-/// Slices of an extent that hold each index once.
+/// Slices of an extent that contain each index once.
 std::vector<Slice> draw_partition(Draw& draw, std::int64_t extent, std::int64_t unit) {
   const std::int64_t parts = draw(1, 3);
-  // Block-cyclic: every `parts`-th block of `block` indices, where that divides the extent.
+  // Block-cyclic slices: every `parts`-th block of `block` indices, if that divides the extent.
   for (const std::int64_t block : {unit, 2 * unit}) {
     if (draw(0, 1) == 0 || extent % (parts * block) != 0) continue;
     std::vector<Slice> slices;
@@ -160,7 +160,8 @@ std::vector<Slice> draw_partition(Draw& draw, std::int64_t extent, std::int64_t 
   return slices;
 }
 
-/// Tensors that are cut into drawn boxes, dealt over buffers and ranks; in blocks of `block` elements.
+/// Tensors that are cut into drawn boxes, which are distributed over buffers and ranks; in blocks of `block`
+/// elements.
 Layout draw_layout(Draw& draw, std::int64_t block) {
   Layout layout;
   layout.world = static_cast<int>(draw(1, 5));
@@ -215,7 +216,7 @@ Layout draw_layout(Draw& draw, std::int64_t block) {
 }
 
 TEST(Layouts, OfMoreBoxesThanAreReadAreRefusedSoon) {
-  const std::int64_t boxes = 4200;  // which are 8.8 million pairs
+  const std::int64_t boxes = 4200;  // they form 8.8 million pairs
   Layout layout;
   layout.sections = {{"weights", "weight", DataType::float32, false}};
   layout.units = {{"u", 1, {{"w", Shape{boxes}, false, {}}}, {{"a", false, {}, {}}}}};
@@ -254,7 +255,7 @@ TEST(DrawnLayouts, AreWrittenAndReadInBoxes) {
       }
       ASSERT_EQ(values.back(), -7.0f) << "memory behind the last element";
     }
-    // One number of one box changed: each element is stored once all the same, or the layout has a fault.
+    // One number of one box is changed. Either each element is still stored once, or the layout is invalid.
     for (int change = 0; change < 20; ++change) {
       Layout changed = layout;
       for (BufferRecord& buffer : changed.units[0].buffers) {

@@ -27,14 +27,14 @@ class CompanionsTest : public ::testing::Test {
     files.open(path, detail::OpenMode::create_or_truncate)
         ->write(0, content.data(), static_cast<std::int64_t>(content.size()));
   }
-  /// A manifest with the records that were written.
+  /// Writes the companions and returns a manifest with their records.
   Manifest written(const Companions& companions) {
     files.create_directories(folder / "run");
     Manifest manifest;
     manifest.companions = write_companions(files, folder / "run", companions);
     return manifest;
   }
-  /// A checkpoint's path.
+  /// Saves a checkpoint with the companions and returns its path.
   std::string saved(const Companions& companions) {
     RunFolder run(storage, folder / "saves", 0x1234);
     Manifest manifest;

@@ -34,7 +34,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::MatchesRegex;
 
-/// Small, so that hundreds of saves take seconds. Two ranks hold every other element each.
+/// A small layout, so that hundreds of saves take seconds. Each of two ranks holds alternate elements.
 Layout small_layout(int world) {
   Layout layout = make_layout({{"u", 1, {{"w", Shape{401}, false, {}}, {"f", Shape{3}, true, {}}}}},
                               {{"m", DataType::bfloat16}}, DataType::float32, DataType::bfloat16, world);
@@ -57,7 +57,7 @@ class CrashTest : public ::testing::Test {
   TestStorage storage{files};
   const std::string run = folder / "run";
 
-  /// The newest checkpoint of a folder, every byte of it verified.
+  /// Finds the newest checkpoint of a folder and verifies every byte of it.
   std::string newest(const std::string& parent) {
     std::vector<std::string> notes;
     const Listed listed = newest_checkpoint(files, parent, notes);
@@ -73,10 +73,10 @@ class CrashTest : public ::testing::Test {
     return names;
   }
 
-  /// Lets the power fail after every prefix of a recording and in every way, `draws` times where chance has a
-  /// part, and hands check(prefix, folder, first) what is left; first: of the draws. Sanitized, each prefix
-  /// has a third of the ways, another third than the one before; in a part, all that keeps everything and its
-  /// part of the others.
+  /// Simulates a power failure after every prefix of a recording in every way, with `draws` draws of the
+  /// random ways, and calls check(prefix, folder, first); `first` is true for the first draw. Under a
+  /// sanitizer each prefix has a third of the ways, different from the third of the previous prefix. A part
+  /// of the tests runs the way that keeps everything and its part of the others.
   template <typename Check>
   void crash_everywhere(const RecordingFileSystem& recording, std::uint64_t draws, const Check& check) {
     for (std::size_t prefix = 0; prefix <= recording.operations(); ++prefix) {
@@ -98,8 +98,8 @@ class CrashTest : public ::testing::Test {
     }
   }
 
-  /// Steps of the checkpoints of a folder, newest first, after a crash: every folder that looks like a
-  /// checkpoint is one, to the last byte, and `latest`, if there, names one of them.
+  /// The steps of the checkpoints of a folder after a crash, newest first. Expects that every folder that
+  /// looks like a checkpoint is a complete one, and that `latest`, if it exists, names one of them.
   std::vector<std::int64_t> sound_steps(const std::string& parent) {
     std::vector<std::int64_t> steps;
     for (const Listed& listed : list_checkpoints(files, parent)) {
@@ -116,7 +116,7 @@ class CrashTest : public ::testing::Test {
     return steps;
   }
 
-  /// The save after a crash clears what the dead one has left.
+  /// Saves after a crash, and expects that the save removes what the crashed process left.
   void save_again(const std::string& parent, std::int64_t step) {
     RunFolder next(storage, parent, 9);
     save_sample(storage, next, small_layout(1), step);
@@ -156,8 +156,9 @@ TEST_F(CrashTest, AnyPrefixOfASaveLeavesACompleteCheckpoint) {
   EXPECT_GT(replays, 300);
 }
 
-/// A run from its first save into a folder that is not there yet, retention after each: what was reported
-/// done stays, milestones too, and what is removed never looks like a checkpoint again.
+/// A run from its first save into a folder that does not exist yet, with retention after each save. A
+/// checkpoint that was reported complete stays, as do milestones, and a removed one never looks like a
+/// checkpoint again.
 TEST_F(CrashTest, SavesInARowWithRetentionNeverLoseWhatIsKept) {
   const std::string root = folder / "out";
   const std::string parent = "a/run";
@@ -196,7 +197,7 @@ std::string with_loss(double loss) {
 }
 constexpr const char* loss_pointer = "/held_out/a~1b/loss";
 
-/// The lowest so far is there at every moment, from when it was reported done until a lower one is.
+/// The checkpoint with the lowest loss exists at every moment, from its report until a lower one is reported.
 TEST_F(CrashTest, SavesInARowNeverLoseTheLowest) {
   const std::string root = folder / "out";
   std::filesystem::create_directories(root);
@@ -226,7 +227,7 @@ TEST_F(CrashTest, SavesInARowNeverLoseTheLowest) {
   });
 }
 
-/// Ranks that write at the same time, two of them before rank 0 has prepared anything, and end in another
+/// Ranks write at the same time, two of them before rank 0 has prepared anything, and end in a different
 /// order.
 TEST_F(CrashTest, ThreeRanksWhoseWritesInterleave) {
   save_sample(storage, run, small_layout(2), 1);
@@ -310,13 +311,13 @@ TEST_F(CrashTest, ThreeRanksThatWriteAtTheSameMoment) {
   });
 }
 
-/// The save that replaces a checkpoint of the same step: there is one of them at any moment, and the new one
-/// once it has been reported.
+/// A save replaces a checkpoint of the same step. At every moment one of the two exists, and after the report
+/// it is the new one.
 TEST_F(CrashTest, ReplacingTheSameStepNeverLosesBoth) {
   save_sample(storage, run, small_layout(2), 1);
   RecordingFileSystem recording(files, run);
   const TestStorage recorded(recording);
-  RunFolder saves(recorded, run, 7, {0x1234});  // goes on from that one
+  RunFolder saves(recorded, run, 7, {0x1234});  // continues from that checkpoint
   save_sample(recorded, saves, small_layout(3), 1, Way::image, 1);
   recording.mark("done");
   EXPECT_THAT(names(), ElementsAre("latest", "step-00000001"));
@@ -331,7 +332,7 @@ TEST_F(CrashTest, ReplacingTheSameStepNeverLosesBoth) {
       ASSERT_EQ(name, "step-00000001");
       ASSERT_EQ(open_manifest(files, join_path(left, name)).layout.world, 3);
     }
-    if (first) {  // the next save gives an old one its name back
+    if (first) {  // the next save gives an old checkpoint its name back
       save_again(left, 2);
       ASSERT_TRUE(files.exists(left + "/step-00000001"));
     }
@@ -370,7 +371,7 @@ TEST_F(CrashTest, AFullDiskAtAnyOperationLeavesThePreviousCheckpointAndSaysSo) {
       if (message == "nothing was thrown") {
         const std::string warning = saves.take_warning();
         if (warning.empty()) break;
-        // The failure came after the checkpoint was there.
+        // The failure occurred after the checkpoint was complete.
         ++failures;
         ASSERT_THAT(warning, AllOf(HasSubstr("step-00000002 is complete, but"),
                                    AnyOf(HasSubstr("latest"), HasSubstr("sync of the folder")),
@@ -385,12 +386,13 @@ TEST_F(CrashTest, AFullDiskAtAnyOperationLeavesThePreviousCheckpointAndSaysSo) {
                   AllOf(HasSubstr("No space left on device"), HasSubstr("cannot "), HasSubstr("run")))
           << point.name << " " << nth;
       ASSERT_THAT(newest(run), AnyOf("step-00000001", "step-00000002")) << point.name << " " << nth;
-      if (files.exists(run + "/step-00000002")) {  // what failed came after the rename
+      if (files.exists(run + "/step-00000002")) {  // the failed operation came after the rename
         ASSERT_THAT(message, HasSubstr("sync of the folder")) << point.name << " " << nth;
         files.remove_all(run + "/step-00000002");
       }
     }
-    // The stale folders of all of these are gone after a save that went through; back to the start.
+    // A successful save removes the stale folders of all of these; then the folder returns to its first
+    // state.
     EXPECT_THAT(names(), ElementsAre("latest", "step-00000001", "step-00000002"));
     files.remove_all(run + "/step-00000002");
   }
@@ -399,7 +401,7 @@ TEST_F(CrashTest, AFullDiskAtAnyOperationLeavesThePreviousCheckpointAndSaysSo) {
 
 TEST_F(CrashTest, StaleFoldersOfDeadSavesAreRemovedAndNobodySavesBesideALiveOne) {
   save_sample(storage, run, small_layout(1), 1);
-  // A process that has begun to save, and waits.
+  // This process has begun to save and waits.
   int ready[2];
   ASSERT_EQ(pipe(ready), 0);
   const pid_t child = fork();
@@ -419,8 +421,9 @@ TEST_F(CrashTest, StaleFoldersOfDeadSavesAreRemovedAndNobodySavesBesideALiveOne)
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
   files.create_directories(run + "/step-00000009.0000000000000001.tmp/deep");
-  files.create_directories(run + "/mine");                                 // not ours: left alone
-  files.open(run + "/latest.new-0123456789abcdef", OpenMode::create_new);  // it died while it was replaced
+  files.create_directories(run + "/mine");  // not created by a run, so it stays
+  files.open(run + "/latest.new-0123456789abcdef", OpenMode::create_new);  // left by a process that died
+                                                                           // while it replaced the file
   saves.prepare(3, 1000);
   EXPECT_THAT(names(), ElementsAre("latest", "mine", "step-00000001", "step-00000003.0000000000000007.tmp"));
   saves.discard(3);
@@ -444,7 +447,8 @@ TEST_F(CrashTest, AFolderThatAnotherRunTookOverIsLeftToIt) {
 }
 
 TEST_F(CrashTest, WhatPeersHaveTakenOfTheSpaceCountsForTheSave) {
-  /// Free space as it is while a peer allocates: gone, though its file has no size yet.
+  /// Reports free space as it is while a peer allocates: it is used, although the peer's file has no size
+  /// yet.
   class Allocating : public RecordingFileSystem {
    public:
     using RecordingFileSystem::RecordingFileSystem;
@@ -475,7 +479,7 @@ TEST_F(CrashTest, RetentionKeepsTheLastAndMilestones) {
   EXPECT_THAT(saves.retain({0, 20}), IsEmpty()) << "without a number to keep, all stay";
   EXPECT_THAT(saves.retain({1, 20}), ElementsAre("step-00000030"));
   EXPECT_EQ(newest(run), "step-00000035");
-  // A run that was resumed from an older step: the newest is what was saved last.
+  // This run was resumed from an older step; the newest checkpoint is the one that was saved last.
   RunFolder branch(storage, run, 8, {7});
   save_sample(storage, branch, small_layout(1), 22);
   EXPECT_EQ(newest(run), "step-00000022");
@@ -494,7 +498,7 @@ TEST_F(CrashTest, DoubtReachesThoseOfTheSameUpdatesAlone) {
     entry.manifest->branches = std::move(branches);
     return entry;
   };
-  // Run 8 went on from run 7 behind 20 updates, and is in doubt behind 30 and behind 20.
+  // Run 8 continued from run 7 after 20 updates; its state at 30 and 20 updates is in doubt.
   const std::vector<Listed> late{listed(30, {7, 8}, {0, 20}, true)}, early{listed(20, {7, 8}, {0, 20}, true)};
   EXPECT_FALSE(in_doubt(listed(30, {7}, {0}), late)) << "run 7 made other updates from there on";
   EXPECT_FALSE(in_doubt(listed(20, {7}, {0}), late));
@@ -507,7 +511,7 @@ TEST_F(CrashTest, DoubtReachesThoseOfTheSameUpdatesAlone) {
   EXPECT_FALSE(in_doubt(listed(30, {8, 8}, {0, 20}), {listed(30, {8}, {0}, true)})) << "a run that went back";
   EXPECT_TRUE(in_doubt(listed(30, {7}, {}), late)) << "a checkpoint that does not say where";
   EXPECT_FALSE(in_doubt(listed(30, {9}, {}), late));
-  // A run says in its checkpoints where it branched off.
+  // A run records in its checkpoints where it branched off.
   RunFolder first(storage, run, 7), second(storage, run, 8, {7}, {0, 5}), unknown(storage, run, 9, {0});
   save_sample(storage, first, small_layout(1), 1);
   save_sample(storage, second, small_layout(1), 2);
@@ -538,7 +542,7 @@ TEST_F(CrashTest, RetentionKeepsTheLowest) {
               ElementsAre("latest", "step-00000001", "step-00000004", "step-00000006", "step-00000007"))
       << "of two the first; another run's counts for nothing and stays";
   save(saves, 4,
-       with_loss(9));  // replaces the best, as a run does that goes on from before it
+       with_loss(9));  // replaces the best one, as a run does that resumes from an earlier step
   EXPECT_THAT(saves.retain({1, 0, loss_pointer}), ElementsAre("step-00000006"));
   EXPECT_THAT(saves.retain({1, 0, "/none"}), ElementsAre("step-00000007")) << "where none has a number";
 }

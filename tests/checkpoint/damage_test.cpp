@@ -1,4 +1,4 @@
-// Damage anywhere in a run's folder is found and named.
+// Expects that damage anywhere in a run's folder is found and located.
 
 #include <gmock/gmock.h>
 
@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-/// Of three ranks, and of four whose tensors are cut into boxes.
+/// Checkpoints of three ranks, and of four whose tensors are cut into boxes.
 class DamageTest : public ::testing::TestWithParam<bool> {
  protected:
   detail::FileSystem& files = posix_file_system();
@@ -49,13 +49,13 @@ class DamageTest : public ::testing::TestWithParam<bool> {
     files.open(join_path(run, name), OpenMode::create_or_truncate)
         ->write(0, content.data(), static_cast<std::int64_t>(content.size()));
   }
-  /// The places that verification names, one string.
+  /// The places that verification reports, as one text.
   std::string found() {
     std::string text;
     for (const Damage& damage : verify(storage, run, true)) text += describe(damage) + "\n";
     return text;
   }
-  /// Reads everything by name; the text of the error, or "".
+  /// Reads everything by name; returns the text of the error, or "".
   std::string load() {
     try {
       Reader reader(storage, path);
@@ -82,8 +82,8 @@ TEST_P(DamageTest, NothingIsFoundWhereNothingIs) {
   EXPECT_THAT(all_files(), SizeIs(static_cast<std::size_t>(layout.world) + 4));
 }
 
-// An archive can hold both. A pipe that nobody writes to would be waited for, and a file that is larger than
-// memory would end the program before its first line is looked at.
+// An archive can contain both. A reader would wait for ever for a pipe without a writer, and a file larger
+// than memory would end the program before its first line is checked.
 TEST_P(DamageTest, PipesAndHugeFilesAreToldAtOnce) {
   std::vector<std::string> notes;
   for (const std::string& name : {join_path(path, std::string(manifest_name)), join_path(run, "latest")}) {
@@ -93,7 +93,7 @@ TEST_P(DamageTest, PipesAndHugeFilesAreToldAtOnce) {
     files.remove(name);
     ASSERT_EQ(::mkfifo(name.c_str(), 0600), 0);
     EXPECT_THAT(found(), HasSubstr("'" + name + "' failed: it is a pipe, a socket or a device"));
-    if (name.ends_with("latest")) {  // which is not needed
+    if (name.ends_with("latest")) {  // that file is not needed
       EXPECT_EQ(newest_checkpoint(files, run, notes).path, path);
       EXPECT_THAT(notes.back(), AllOf(HasSubstr("'" + name + "' failed: it is a pipe"),
                                       HasSubstr("it is not needed: the folders themselves are looked at")));
@@ -113,7 +113,8 @@ TEST_P(DamageTest, EveryFlippedByteIsFoundAndItsFileNamed) {
   int flips = 0;
   for (const std::string& name : all_files()) {
     const std::string content = files.read_file(join_path(run, name));
-    // The first bytes of each file, where the manifest has its own digest; digests of leaves; then any.
+    // The first bytes of each file, for which the manifest has a separate digest; then digests of leaves;
+    // then any bytes.
     std::vector<std::size_t> places;
     for (std::size_t at = 0; at < 48; ++at) places.push_back(at % content.size());
     for (const ShardRecord& shard : manifest.shards) {
@@ -142,8 +143,8 @@ TEST_P(DamageTest, EveryFlippedByteIsFoundAndItsFileNamed) {
   EXPECT_GE(flips, 900);
 }
 
-/// Data and its digests that were replaced together, by bytes of an older file say: the manifest knows
-/// better.
+/// Data and its digests are replaced together, for example by bytes of an older file. The manifest's digest
+/// reveals it.
 TEST_P(DamageTest, ALeafWhoseDigestFitsIsRefusedAllTheSame) {
   const Manifest manifest = open_manifest(files, path);
   const FileRecord& shard = manifest.shards[1].file;
@@ -182,7 +183,7 @@ TEST_P(DamageTest, EveryTruncatedFileIsFound) {
   EXPECT_EQ(found(), "");
 }
 
-/// Every leaf of a payload, one byte each: the file, the tensor and elements that hold it.
+/// Changes one byte in every leaf of a payload. The error names the file, the tensor and its elements.
 TEST_P(DamageTest, DamagedTensorsAreNamedAndNeverLoaded) {
   for (int rank = 0; rank < layout.world; ++rank) {
     const ShardPlan plan(layout, rank, 10);
@@ -218,7 +219,8 @@ TEST_P(DamageTest, DamagedTensorsAreNamedAndNeverLoaded) {
 }
 
 TEST_P(DamageTest, ElementRangesAreExact) {
-  // 40,000 elements of 4 bytes: leaves of 4096 elements, which the first dataset's place shifts.
+  // A tensor of 40,000 elements of 4 bytes has leaves of 4096 elements; the first dataset's offset shifts
+  // them.
   const std::string large = save_sample(
       storage, folder / "large",
       make_layout({{"u", 1, {{"w", Shape{40'000}, false, {}}}}}, {}, DataType::float32, DataType::float32, 1),

@@ -1,5 +1,5 @@
-// fixtures/version-1 was written by the first release of the format and is never written again: every later
-// one reads it.
+// fixtures/version-1 was written by the first release of the format and never changes. Every later release
+// must read it.
 
 #include <gmock/gmock.h>
 

@@ -36,7 +36,7 @@ TEST(CheckpointNames, AreFixedAndReadBack) {
 }
 
 TEST(CheckpointDigest, IsXxh3OfLeavesAndOfTheirDigests) {
-  // XXH3-64 with seed 0, as its authors' program prints it (xxhsum -H3).
+  // XXH3-64 with seed 0, as printed by its authors' program (xxhsum -H3).
   EXPECT_EQ(to_hex(digest_of(std::string_view(""))), "2d06800538d394c2");
   EXPECT_EQ(to_hex(digest_of(std::string_view("a"))), "e6c632b61e964e1f");
   std::vector<std::byte> file(static_cast<std::size_t>(block_bytes + leaf_bytes + 5), std::byte{3});
@@ -141,7 +141,7 @@ TEST(CheckpointManifest, ReadsBackWhatWasWritten) {
     const Manifest manifest = sample_manifest(world);
     Manifest back = manifest_from_text(to_text(manifest), "m");
     EXPECT_EQ(back.run.user, R"({"note":"café"})");
-    back.run.user = manifest.run.user;  // kept but for spelling
+    back.run.user = manifest.run.user;  // equal except for spelling
     EXPECT_EQ(back, manifest);
     EXPECT_EQ(back.bytes(), manifest.shards[0].file.bytes * world + 5);
   }
@@ -156,7 +156,7 @@ TEST(CheckpointManifest, ShardRecordsTravelAsText) {
               HasSubstr("rank 1's record is not JSON: line 1, column 2"));
 }
 
-/// The manifest with a piece of its text replaced and its digest made right again.
+/// The manifest with one occurrence of `from` replaced by `to`, and with a correct digest.
 std::string edited(const std::string& from, const std::string& to) {
   std::string text = to_text(sample_manifest(2));
   const std::size_t body = text.find('\n') + 1;
@@ -312,7 +312,7 @@ TEST(CheckpointManifest, OfTheFirstVersionIsCheckedToo) {
       HasSubstr("tensor wte.weight begins at element 0, where it overlaps another or leaves the buffer"));
 }
 
-// Each of these has its right digest.
+// Each of these manifests has a correct digest.
 TEST(CheckpointManifest, RefusesNumbersAndCountsThatCannotBe) {
   const std::string largest = "9223372036854775807", units = "\"units\": [";
   std::string sections, empty_units;

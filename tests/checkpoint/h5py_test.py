@@ -1,4 +1,4 @@
-"""Opens a checkpoint of three ranks with h5py, and its exports by hand as docs of the safetensors format have it.
+"""Opens a checkpoint of three ranks with h5py, and reads its exports by hand according to the documentation of the safetensors format.
 
 usage: h5py_test.py CHECKPOINT_SAMPLE FOLDER
 """
@@ -50,7 +50,7 @@ def indices(start, stride, count, block):
 
 
 def read_tensor(step, manifest, unit, number, section):
-    """A tensor by the format's page alone: its bytes in an array of its shape, or of its blocks."""
+    """Reads a tensor as the format's page describes it: an array with its shape, or an array of its blocks."""
     shape = unit["tensors"][number]["shape"]
     block = section.get("block", {"elements": 1, "bytes": BYTES[section["dtype"]]})
     elements = int(numpy.prod(shape, dtype=int))
@@ -143,14 +143,14 @@ def main(sample, folder):
         print("weights/wte.weight of three ranks:")
         print(master["weights/wte.weight"][...])
 
-    # The shards themselves: flat, as the manifest says.
+    # Reads the shards directly; they are flat, as the manifest describes.
     for shard in manifest["shards"]:
         with h5py.File(step / shard["name"], "r") as file:
             assert file.attrs["version"] == 2 and file.attrs["rank"] == shard["rank"] and file.attrs["world"] == 3 and file.attrs["step"] == 7
             for section, offset in zip(manifest["sections"], shard["offsets"]):
                 assert file[section["dataset"]].id.get_offset() == offset and offset % 4096 == 0
 
-    # Rounded exports, in several files and an index.
+    # Reads exports that were rounded, in several files with an index.
     index = json.loads((folder / "bf16" / "model.safetensors.index.json").read_text())
     files = sorted(set(index["weight_map"].values()))
     assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05}.safetensors"
@@ -163,7 +163,7 @@ def main(sample, folder):
     assert not index["weight_map"] and total == index["metadata"]["total_size"]
     assert json.loads((folder / "bf16" / "config.json").read_text()) == {"model_type": "gpt2"}
 
-    # A missing shard is not a number, never zero.
+    # The elements of a missing shard are NaN, never zero.
     (step / manifest["shards"][1]["name"]).unlink()
     with h5py.File(step / "model.h5", "r") as master:
         for name in ("weights/wte.weight", "state/exp_avg_sq/tail.w"):

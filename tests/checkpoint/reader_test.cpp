@@ -39,7 +39,7 @@ class ReaderTest : public ::testing::Test {
   }
 };
 
-/// The requests by which a rank of `wanted` reads its part of a checkpoint, and the memory that they fill.
+/// The requests with which a rank of `wanted` reads its part of a checkpoint, and the memory that they fill.
 struct OwnPieces {
   std::vector<std::vector<std::byte>> memory, expected;
   std::vector<ReadRequest> requests;
@@ -208,7 +208,8 @@ TEST_F(ReaderTest, SaysWhatIsNotThere) {
               HasSubstr("no complete checkpoint in"));
 }
 
-/// 2 units of 6 MB a kind: reading under another number of ranks takes few bytes more than are wanted.
+/// There are 2 units of 6 MB of each kind. Reading for another number of ranks reads few more bytes than are
+/// needed.
 TEST_F(ReaderTest, ReadsOnlyTheBytesThatAreNeeded) {
   const auto layout_of = [](int world) {
     return make_layout(
@@ -246,7 +247,7 @@ TEST_F(ReaderTest, ReadsOnlyTheBytesThatAreNeeded) {
   }
 }
 
-/// Each rank of each mesh reads its part from a checkpoint of each other mesh.
+/// Each rank of each mesh reads its part of a checkpoint from each other mesh.
 void expect_few_bytes(const std::vector<std::pair<int, std::string>>& meshes) {
   const TestFolder folder{fast_folder()};
   const TestStorage storage(detail::posix_file_system());
@@ -309,8 +310,8 @@ TEST(MeshesReadSlow, FewBytesMoreThanTheyNeed) {
                     {8, "replicate=2, shard=*"}});
 }
 
-/// Blocks that are read without a copy, to memory of any alignment, in one stretch or in tensors that go on
-/// where the one before ends: the same elements, nothing beside them, and damage is found all the same.
+/// Blocks are read without a copy to memory of any alignment, in one range or in tensors that continue where
+/// the previous one ends. The elements are the same, nothing beside them changes, and damage is still found.
 TEST_F(ReaderTest, LargeStretchesAreReadToWhereTheyBelong) {
   const Layout layout =
       make_layout({{"u", 1, {{"v", Shape{64'000}, false, {}}, {"w", Shape{4'300'003}, false, {}}}}},
@@ -345,7 +346,7 @@ TEST_F(ReaderTest, LargeStretchesAreReadToWhereTheyBelong) {
                                      "target");
   auto* const first = static_cast<std::byte*>(memory.data());
   Reader reader(storage, path);
-  // Elements of the buffer, in which the second tensor follows the first without padding.
+  // Adds elements of the buffer, in which the second tensor follows the first without padding.
   const auto add_range = [&](int section, ElementRange range, void* to, std::vector<ReadRequest>& requests) {
     const DataType dtype = layout.sections[static_cast<std::size_t>(section)].dtype;
     for (int tensor = 0; tensor < 2; ++tensor) {
@@ -359,7 +360,8 @@ TEST_F(ReaderTest, LargeStretchesAreReadToWhereTheyBelong) {
                           static_cast<std::byte*>(to) + (part.begin - range.begin) * size_of(dtype)});
     }
   };
-  // The place of element 0 of the first rank's weights in a page of its file: with it direct transfers fit.
+  // The offset of element 0 of the first rank's weights in a page of its file; memory with that offset allows
+  // direct transfers.
   const std::int64_t fitting = reader.manifest().shards[0].offsets[0] % detail::io_alignment;
   for (const std::int64_t place : {fitting, fitting + 512, fitting + 256, std::int64_t{2}}) {
     for (int section = 0; section < 2; ++section) {
@@ -389,9 +391,9 @@ TEST_F(ReaderTest, LargeStretchesAreReadToWhereTheyBelong) {
       }
     }
   }
-  // Neighbours in the file that go apart in memory, and the reverse: neither is one stretch.
+  // Neighbours in the file that are apart in memory, and the reverse; neither is one range.
   std::memset(first, 0xcc, static_cast<std::size_t>(memory.bytes()));
-  auto* const values = reinterpret_cast<std::uint16_t*>(first);  // two of them are one of a weight
+  auto* const values = reinterpret_cast<std::uint16_t*>(first);  // two of them make one element of a weight
   std::vector<ReadRequest> apart;
   add_range(0, {0, 100'000}, values, apart);
   add_range(0, {100'000, 200'000}, values + 210'000, apart);
@@ -403,7 +405,7 @@ TEST_F(ReaderTest, LargeStretchesAreReadToWhereTheyBelong) {
   EXPECT_TRUE(std::equal(values + 410'000, values + 610'000, weights.begin() + 600'000));
   EXPECT_EQ(values[200'000], 0xcccc);
   EXPECT_EQ(values[610'000], 0xcccc);
-  // A byte in the middle, in a block that is wanted whole or in part.
+  // Damages a byte in the middle, in a block that is needed whole or in part.
   const std::int64_t element = 1'500'000;
   const std::string shard = path + "/" + reader.manifest().shards[0].file.name;
   const std::int64_t byte = reader.manifest().shards[0].offsets[0] + element * 4;
@@ -419,7 +421,7 @@ TEST_F(ReaderTest, LargeStretchesAreReadToWhereTheyBelong) {
     EXPECT_THAT(message_of<CheckpointError>([&] { reader.read(requests); }),
                 AllOf(HasSubstr("shard-00000-of-00002.h5 is damaged in bytes"), HasSubstr("of tensor w")));
   }
-  // Elements that do not need the damaged leaf are still read.
+  // Elements outside of the damaged leaf can still be read.
   std::vector<float> some(100);
   std::vector<ReadRequest> beside;
   add_range(0, {element + 5000, element + 5100}, some.data(), beside);

@@ -45,7 +45,7 @@ class RunLeaseTest : public ::testing::Test {
     return {std::istreambuf_iterator<char>(file), {}};
   }
   void write(const std::string& text) const { std::ofstream(path, std::ios::trunc) << text; }
-  /// The record that a process of another node would have written.
+  /// The record that a process on another node would have written.
   static std::string of_another_node(int beats) {
     return nlohmann::json{
         {"host", "node17"}, {"kernel", "0123456789abcdef"}, {"process", 4321}, {"started", 99},
@@ -90,7 +90,7 @@ TEST_F(RunLeaseTest, AProcessSharesItsLeaseAndGivesItBackAtTheEnd) {
     second.require_held();
     first.reset();
     EXPECT_THAT(content(), IsEmpty());
-    second.require_held();  // takes it again, as its own now
+    second.require_held();  // takes the lease again, as its own now
     EXPECT_THAT(content(), HasSubstr(std::to_string(::getpid())));
   }
   EXPECT_THAT(content(), IsEmpty());
@@ -113,7 +113,7 @@ TEST_F(RunLeaseTest, AHolderOnAnotherNodeThatLivesIsNamed) {
   write(of_another_node(7));
   LeaseOptions patient = quick();
   patient.stale_seconds = 600;
-  patient.say = [this](const std::string&) { write(of_another_node(8)); };  // its next beat
+  patient.say = [this](const std::string&) { write(of_another_node(8)); };  // the other process's next beat
   EXPECT_THAT(message_of<CheckpointError>([&] { (void)RunLease::take(folder.path(), patient); }),
               HasSubstr("is in use by process 4321 on node node17"));
 }

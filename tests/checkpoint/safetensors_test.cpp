@@ -60,7 +60,7 @@ TEST_F(SafetensorsTest, WhatIsExportedIsImported) {
       EXPECT_EQ(summary.files.front(), largest > 3000               ? "model.safetensors"
                                        : dtype == DataType::float32 ? "model-00001-of-00005.safetensors"
                                                                     : "model-00001-of-00003.safetensors");
-      if (summary.files.size() > 2) {  // the index is sorted over all files, as transformers' is
+      if (summary.files.size() > 2) {  // the index is sorted over all files, like that of transformers
         const auto index =
             nlohmann::ordered_json::parse(files.read_file(target + "/model.safetensors.index.json"));
         std::vector<std::string> names;
@@ -139,7 +139,7 @@ TEST_F(SafetensorsTest, SmallFilesAreWrittenBesideAndReplaceNothing) {
 }
 
 TEST_F(SafetensorsTest, ReadsWhatOthersWrite) {
-  // fp16 1.5 and -2, an integer tensor that is only listed, a scalar.
+  // The header has fp16 values 1.5 and -2, an integer tensor that is only listed, and a scalar.
   const std::string header =
       R"({"b":{"dtype":"I64","shape":[1],"data_offsets":[4,12]},"a":{"dtype":"F16","shape":[2,1],"data_offsets":[0,4]},)"
       R"("s":{"dtype":"BF16","shape":[],"data_offsets":[12,14]}}   )";

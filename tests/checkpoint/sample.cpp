@@ -61,7 +61,7 @@ Layout boxed_layout() {
                   {"h.mask", Shape{9}, true, {}}};
   BufferRecord split{"split", false, {"shard"}, {}};
   for (int t = 0; t < 2; ++t) {
-    // Of queries, keys and values the rows of one head each; of the output its columns.
+    // A rank has the rows of one head each of queries, keys and values, and columns of the output.
     const Box heads{{4 * t, 8, 3, 4}, {0, 5, 1, 5}}, columns{{0, 7, 1, 7}, {8 * t, 8, 1, 8}};
     split.instances.push_back({{{0, heads, 0}, {1, columns, 64}}, {{t, 0, 52, 0}, {2 + t, 52, 128, 0}}});
   }

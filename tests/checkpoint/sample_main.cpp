@@ -1,5 +1,6 @@
-// checkpoint_sample FOLDER STEP [hybrid|boxed]: a checkpoint in FOLDER/run, and its exports in FOLDER/fp32
-// and FOLDER/bf16: of three ranks, of two replicas of two, or of four whose tensors are cut into boxes.
+// checkpoint_sample FOLDER STEP [hybrid|boxed]: writes a checkpoint to FOLDER/run and its exports to
+// FOLDER/fp32 and FOLDER/bf16. The checkpoint is of three ranks, of two replicas of two, or of four ranks
+// whose tensors are cut into boxes.
 
 #include <cstdio>
 #include <cstdlib>

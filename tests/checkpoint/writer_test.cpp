@@ -77,7 +77,7 @@ TEST_F(ShardWriterTest, AnEmptyRankAndAnEmptyModelStillHaveAFile) {
   EXPECT_EQ(files.read_file((folder / "a") + "/" + plan.file_name()).substr(1, 3), "HDF");
 }
 
-/// 24 MB a rank: what a plan and a writer take for a model of some size.
+/// 24 MB per rank: the time and memory of a plan and a writer for a model of some size.
 TEST_F(ShardWriterTest, LargeFilesHaveLittleOverheadAndTakeLittleMemory) {
   const Layout layout = make_layout(
       {{"a", 1, {{"a.w", Shape{1'000'003}, false, {}}}}, {"b", 1, {{"b.w", Shape{1'000'003}, false, {}}}}},
@@ -99,7 +99,7 @@ TEST_F(ShardWriterTest, LargeFilesHaveLittleOverheadAndTakeLittleMemory) {
   }();
   EXPECT_EQ(image.file.blocks.size(), 6u);
   ShardWriter writer(storage, plan, folder / "pieces");
-  // As a pipeline has them: each tile with all of its states.
+  // Writes each tile with all of its states, like an update.
   for (int unit = 0; unit < 2; ++unit) {
     const std::int64_t elements = layout.units[0].buffers[0].instances[0].elements();
     for (std::int64_t at = 0; at < elements; at += 65536) {
@@ -138,7 +138,7 @@ TEST_F(ShardWriterTest, BlocksTakeNoMoreThanIsSaid) {
 }
 
 TEST(ShardPlanOverhead, IsAThousandthAtMost) {
-  // A GPT-2 of 124 million parameters over 8 ranks, by layout alone.
+  // GPT-2 124M over 8 ranks, by its layout alone.
   std::vector<UnitDescription> units{{"embedding", 2, {{"wte", Shape{50257, 768}, false, {}}}}};
   for (int layer = 0; layer < 12; ++layer) {
     units.push_back({"h." + std::to_string(layer),

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""check_mpi_program.py RUN_MPI PROGRAM CASE...: runs a small MPI program in each case, four side by side as they wait most of the time, and reads
-how each ended.
+"""check_mpi_program.py RUN_MPI PROGRAM CASE...: runs a small MPI program in each case and checks how it ends. Four cases run at a time,
+because they wait most of the time.
 
-Each case says the arguments, the exit status of mpirun (None: anything but 0), lines that must appear and
-the longest time it may take. mpirun itself is given a limit, so that a hang shows as status 110.
+Each case has the arguments, the exit status of mpirun (None: anything but 0), lines that must appear and the longest time that it may take.
+mpirun itself has a limit, so that a hang shows as status 110.
 """
 import concurrent.futures
 import os
@@ -17,7 +17,7 @@ DIFFER = ("rank 0 issued reduce_scatter of unit h.3 (number 3) where rank 1 issu
 CASES = {
     # name: (ranks, arguments, status, texts that must appear, texts that must not, seconds)
     "none": (3, ["none"], 0, ["rank 0 is done", "rank 1 is done", "rank 2 is done"], ["ends:"], 20),
-    # Peers end the job, with the status of what rank 1 told them (6: numerical).
+    # The peers end the job with the status that rank 1 sent them (6: numerical).
     "throw": (3, ["throw"], 6, [
         "rank 1 ends: loss is not finite in step 3",
         "rank 0 ends: [rank 0] reduce_scatter of unit h.3 in backward: rank 1 failed: loss is not finite in step 3",
@@ -25,13 +25,13 @@ CASES = {
     ], ["is done", "no data"], 20),
     "throw-two": (2, ["throw"], 6, ["rank 0 ends: [rank 0] reduce_scatter of unit h.3 in backward: rank 1 failed: "],
                   ["is done"], 20),
-    # Two ranks wait for the one that hangs; the second may hear of the first's time-out before its own.
+    # Two ranks wait for the one that hangs; the second may receive the first's time-out before its own.
     "hang": (3, ["hang"], 5, [NO_DATA], ["is done"], 20),
     "hang-two": (2, ["hang"], 5, ["rank 0 ends: [rank 0] " + NO_DATA], ["is done"], 20),
-    # Either may be the first to see it.
+    # Either rank may notice it first.
     "differ": (2, ["differ"], 5, ["rank 0 ends: [rank 0] reduce_scatter of unit h.3 in backward: ", DIFFER], ["is done", "no data"], 20),
-    # The rank that left waits for its peers in its destructor, and answers those that ask for it. mpirun's status is 5, of those, or 1, as that
-    # rank has returned 0 without MPI_Finalize: whichever ends first.
+    # The rank that left waits for its peers in its destructor and answers their questions. mpirun's status depends on which process ends
+    # first: 5 from the peers, or 1 because that rank returned 0 without MPI_Finalize.
     "leave": (2, ["leave"], None, ["rank 1 is done", "rank 0 ends: [rank 0] reduce_scatter of unit h.3 in backward: rank 1 has ended its engine "
                                 "after 3 operations"], ["rank 0 is done", "no data"], 20),
     "window-leave": (3, ["leave", "shared"], None, ["rank 1 has ended its engine after 3 operations"],
@@ -43,12 +43,11 @@ CASES = {
         "rank 2 ends: [rank 2] reduce_scatter of unit h.3 in backward: rank 1 failed: loss is not finite in step 3",
     ], ["is done", "no data"], 20),
     "window-hang": (3, ["hang", "shared"], 5, [NO_DATA], ["is done"], 20),
-    # Rank 0 or rank 2 is the first to see what rank 1 did, and ends the job.
+    # Rank 0 or rank 2 notices first what rank 1 did, and ends the job.
     "window-differ": (3, ["differ", "shared"], 5, ["rank 1 issued all_gather of unit h.2 (number 3)", "issued reduce_scatter of unit h.3 (number 3)",
                                                    "the ranks' calls differ"], ["is done", "no data"], 20),
     "window-kill": (3, ["kill", "shared"], None, ["signal 9 (Killed)"], ["is done"], 20),
-    # Nodes of two ranks: rank 0 sees that rank 1 is not there, the others wait for what the two would have sent, and leave it to
-    # rank 0 to say so.
+    # Nodes of two ranks: rank 0 sees that rank 1 is missing. The others wait for data of both and leave the report to rank 0.
     "nodes-none": (4, ["none", "nodes"], 0, [f"rank {rank} is done" for rank in range(4)], ["ends:"], 20),
     "nodes-throw": (4, ["throw", "nodes"], 6, [
         f"rank {rank} ends: [rank {rank}] reduce_scatter of unit h.3 in backward: rank 1 failed: loss is not finite in step 3"
@@ -59,7 +58,7 @@ CASES = {
         "rank 2 ends: [rank 2] reduce_scatter of unit h.3 in backward: rank 0 failed: " + NO_DATA,
         "rank 3 ends: [rank 3] reduce_scatter of unit h.3 in backward: rank 0 failed: " + NO_DATA,
     ], ["is done", "no data from rank 0"], 20),
-    # The rank that is not there is alone on its node.
+    # The missing rank is alone on its node.
     "nodes-hang-alone": (3, ["hang-2", "nodes"], 5, [NO_DATA.replace("rank 1", "rank 2")], ["is done", "a rank that it waits for"], 20),
     "nodes-kill": (4, ["kill", "nodes"], None, ["signal 9 (Killed)"], ["is done"], 20),
     "adopt-multiple-thread": (3, ["multiple", "thread"], 0, ["adopted: ok"], [], 60),
@@ -68,7 +67,7 @@ CASES = {
     "adopt-serialized-thread": (2, ["serialized", "thread"], 0, [
         "MPI was initialised with MPI_THREAD_SERIALIZED, but a communication thread beside the program's own calls "
         "needs MPI_THREAD_MULTIPLE; initialise MPI with that, or choose progress: inline"], ["adopted: ok"], 20),
-    # The program of tests/engine/mpi_memory_test.cpp: all ranks learn why.
+    # The program of tests/engine/mpi_memory_test.cpp: all ranks receive the reason.
     "memory": (3, [], 3, ["rank 1 was told: start of wide: 'wide parameters' (parameters) asks for"] + [
         f"rank {rank} was told: rank 1 ran out of memory: start of wide: 'wide parameters' (parameters) asks for" for rank in (0, 2)], [], 30),
 }

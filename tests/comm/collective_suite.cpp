@@ -66,7 +66,7 @@ std::vector<float> expected_sum(int n, int rank, std::int64_t count, int group_s
   return sum;
 }
 
-/// Values in the memory that the communicator works on.
+/// Values in memory of the communicator's kind.
 template <typename T>
 class Array {
  public:
@@ -123,7 +123,7 @@ void reduce_scatter_case(Communicator& comm, const SuitePlace& place, std::int64
       .wait();
   const int givers = std::min(options.givers, n);
   std::vector<Out> wanted(before.size());
-  if (options.group_size <= 0) {  // a fold, of sums of as many ranks
+  if (options.group_size <= 0) {  // a fold: sums of so many ranks are added in order
     const int group = std::max(-options.group_size, 1);
     for (std::size_t i = 0; i < wanted.size(); ++i) {
       float folded = to_float(before[i]);
@@ -190,7 +190,7 @@ void all_reduce_case(Communicator& comm, std::int64_t count, ReduceOperation ope
 /// Elements that one rank sends another.
 using PairElements = std::function<std::int64_t(int from, int to)>;
 
-/// Runs one all_to_all_v on the tier of the place and checks every bit, also of what lies between the parts.
+/// Runs one all_to_all_v in the place's memory and checks every bit, including those between the parts.
 template <typename T>
 void all_to_all_v_case(Communicator& comm, const SuitePlace& place, const std::string& pattern,
                        const PairElements& elements) {
@@ -202,7 +202,7 @@ void all_to_all_v_case(Communicator& comm, const SuitePlace& place, const std::s
       return from_float<T>(test_value(from, i, static_cast<std::uint64_t>(to)));
     }
   };
-  // Places do not follow ranks, and begin at an odd one.
+  // The parts are not in rank order, and their offsets are odd.
   const auto parts_of = [&](bool sending) {
     std::vector<RankElements> parts(static_cast<std::size_t>(n));
     std::int64_t next = 3;
@@ -253,7 +253,9 @@ void check_all_gather(Communicator& comm, const SuitePlace& place) {
     const auto mine = gradient<bfloat16>(comm.rank(), count, 3);
     Array<bfloat16> own(place, mine);
     for (const std::int64_t bucket : {0, 1, 300}) {
-      if (bucket == 1 && count > 300) continue;  // a message an element: slow, and nothing new
+      if (bucket == 1 && count > 300)
+        continue;  // such a case sends one message per element, which is slow
+                   // and tests nothing new
       for (const bool in_place : {false, true}) {
         std::vector<bfloat16> before(static_cast<std::size_t>(n * count), bfloat16{0xdead});
         if (in_place) std::copy(mine.begin(), mine.end(), before.begin() + comm.rank() * count);
@@ -286,7 +288,7 @@ void check_reduce_scatter(Communicator& comm, std::int64_t staging_bytes, const 
       reduce_scatter_case<float, float>(comm, place, count, {2, true, 0, std::nullopt, givers});
     }
   }
-  // Sizes around one slot, and well beyond the staging buffer.
+  // Sizes near one slot, and sizes well beyond the staging buffer.
   const std::int64_t slot = staging_bytes / 2 / 4 / std::max(1, n - 1);
   for (const std::int64_t count : {slot - 1, slot, slot + 1, 5 * slot + 3}) {
     reduce_scatter_case<float, float>(comm, place, count, {2, true, 0});
@@ -298,7 +300,7 @@ void check_reduce_scatter(Communicator& comm, std::int64_t staging_bytes, const 
       }
     }
   }
-  // In place: output is this rank's own part of what it sends.
+  // In place: the output is this rank's own part of the input.
   const std::int64_t count = 3 * slot + 1;
   Array<float> full(place, gradient<float>(comm.rank(), n * count, 9));
   float* own = full.data() + comm.rank() * count;
@@ -311,7 +313,7 @@ void check_reduce_scatter(Communicator& comm, std::int64_t staging_bytes, const 
 }
 
 void check_all_reduce(Communicator& comm, std::int64_t staging_bytes) {
-  // The last is beyond the staging buffer, and beyond what is kept apart for small ones.
+  // The last size is beyond the staging buffer and beyond the part reserved for small operations.
   for (const std::int64_t count :
        {std::int64_t{0}, std::int64_t{1}, std::int64_t{257}, staging_bytes / 8 + 20011}) {
     for (const auto operation : {ReduceOperation::sum, ReduceOperation::minimum, ReduceOperation::maximum}) {
@@ -320,7 +322,7 @@ void check_all_reduce(Communicator& comm, std::int64_t staging_bytes) {
       all_reduce_case<std::int64_t>(comm, count, operation);
     }
   }
-  // A NaN of any rank is seen by all.
+  // All ranks see a NaN of any rank.
   for (const auto operation : {ReduceOperation::minimum, ReduceOperation::maximum}) {
     for (int culprit = 0; culprit < comm.size(); ++culprit) {
       double value = comm.rank() == culprit ? std::numeric_limits<double>::quiet_NaN() : comm.rank();
@@ -346,7 +348,7 @@ void check_all_to_all(Communicator& comm, const SuitePlace& place) {
 
 void check_all_to_all_v(Communicator& comm, std::int64_t staging_bytes, const SuitePlace& place) {
   const int last = comm.size() - 1;
-  // Elements of two bytes for each pair that a staged exchange takes at once.
+  // Two-byte elements for each pair, up to the size that a staged exchange sends at once.
   const std::int64_t chunk = staging_bytes / 8 / comm.size();
   const std::pair<const char*, PairElements> patterns[] = {
       {"each pair another number, some none",
@@ -388,7 +390,7 @@ void check_send_recv(Communicator& comm, const SuitePlace& place) {
   if (n == 1) return;
   const int next = (comm.rank() + 1) % n, previous = (comm.rank() + n - 1) % n;
   for (const std::int64_t count : odd_sizes) {
-    // Two messages round the ring, under way at once: order within a pair is kept.
+    // Two messages around the ring at the same time; the order within a pair is preserved.
     Array<float> first(place, gradient<float>(comm.rank(), count, 1)),
         second(place, gradient<float>(comm.rank(), count, 2)), got_first(place, count),
         got_second(place, count);
@@ -407,12 +409,12 @@ void check_send_recv(Communicator& comm, const SuitePlace& place) {
 
 void check_split(Communicator& comm, const SuitePlace& place) {
   const int n = comm.size(), parity = comm.rank() % 2;
-  // Even and odd ranks, in reverse order.
+  // Groups of even and odd ranks, in reverse order.
   const auto half = comm.split(parity, -comm.rank());
   const int members = (n + 1 - parity) / 2;
   require_equal(half->size(), members, "size of a split group");
   require_equal(half->rank(), members - 1 - comm.rank() / 2, "rank in a split group");
-  // Both communicators at work at once.
+  // Both communicators work at the same time.
   Array<std::int64_t> ranks(place, members);
   std::vector<std::int64_t> wanted(static_cast<std::size_t>(members));
   for (int i = 0; i < members; ++i) wanted[static_cast<std::size_t>(i)] = 2 * (members - 1 - i) + parity;
@@ -426,7 +428,7 @@ void check_split(Communicator& comm, const SuitePlace& place) {
   require_same(sum.read(), expected_sum<float>(n, comm.rank(), 100, n, 4),
                "the whole group beside a split one");
   reduce_scatter_case<bfloat16, float>(*half, place, 777, {2, false, 0});
-  // A split of a split, beside a second split of the whole; and a rank that belongs to none.
+  // A split of a split, a second split of the whole at the same time, and a rank that is in no group.
   const auto alone = half->split(half->rank(), 0);
   require_equal(alone->size(), 1, "size of a group of one");
   const auto rest = comm.split(comm.rank() == 0 ? -1 : 3, 0);
@@ -450,7 +452,7 @@ void check_many_in_flight(Communicator& comm, int operations, const SuitePlace& 
     Event events[3];
   };
   std::vector<Job> jobs;
-  jobs.reserve(static_cast<std::size_t>(operations));  // addresses stay
+  jobs.reserve(static_cast<std::size_t>(operations));  // keeps addresses valid
   for (int k = 0; k < operations; ++k) {
     const auto salt = static_cast<std::uint64_t>(k);
     const std::int64_t count = 1 + scramble(salt) % 3000;
@@ -501,7 +503,7 @@ void check_late_ready(Communicator& comm, const SuitePlace& place) {
                                            count, {}, {}, label);
   double value = 1;
   comm.all_reduce(&value, 1, DataType::float64, ReduceOperation::sum, label).wait();
-  if (!place.in_order) second.wait();  // would never return if operations moved in order only
+  if (!place.in_order) second.wait();  // would hang if operations progressed only in order
   if (first.query()) throw std::runtime_error("an operation ran before its ready event");
   gate->complete();
   first.wait();
@@ -558,7 +560,7 @@ void check_everything(Communicator& comm, std::int64_t staging_bytes, const Suit
   check_all_reduce(comm, staging_bytes);
   check_all_to_all(comm, place);
   check_all_to_all_v(comm, staging_bytes, place);
-  if (place.device != nullptr) check_all_to_all_v(comm, staging_bytes);  // of host memory
+  if (place.device != nullptr) check_all_to_all_v(comm, staging_bytes);  // with buffers in host memory
   check_broadcast(comm, place);
   check_send_recv(comm, place);
   check_split(comm, place);

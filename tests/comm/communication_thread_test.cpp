@@ -15,7 +15,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Waits for something that never comes.
+/// Waits for something that never happens.
 class Waiting : public Pollable {
  public:
   bool poll(HostEvent*) override {
@@ -27,10 +27,10 @@ class Waiting : public Pollable {
   std::atomic<int> polls{0};
 };
 
-/// A rank that waits for a slow peer leaves the cores to it: pauses grow to a fiftieth of the wait, so that
-/// in a quarter of a second there are 40 yields, 60 short pauses and 50 ln(250 / 5) behind them. A constant
-/// pause of 200 microseconds would poll 1250 times. A slow machine polls less often, never more; the bound is
-/// reached some 1.7 seconds after the begin, should this thread wake late.
+/// A rank that waits for a slow peer should leave it the cores. Pauses grow to a fiftieth of the wait, so
+/// that a quarter of a second has 40 yields, 60 short pauses and then 50 ln(250 / 5). A constant pause of 200
+/// microseconds would poll 1250 times. A slow machine polls less often, never more; if this thread wakes
+/// late, the bound is reached some 1.7 seconds after the beginning.
 TEST(CommunicationThread, PollsSeldomWhenItHasWaitedForLong) {
   Waiting waiting;
   CommunicationThread thread;
@@ -38,11 +38,11 @@ TEST(CommunicationThread, PollsSeldomWhenItHasWaitedForLong) {
   std::this_thread::sleep_for(250ms);
   const int polls = waiting.polls;
   EXPECT_LT(polls, 600);
-  while (waiting.polls <= std::max(polls, 40)) std::this_thread::sleep_for(1ms);  // it goes on polling
+  while (waiting.polls <= std::max(polls, 40)) std::this_thread::sleep_for(1ms);  // it continues to poll
   thread.remove(waiting);
 }
 
-/// Counts who polls.
+/// Counts the polls of each thread.
 class Counting : public Pollable {
  public:
   explicit Counting(std::thread::id own) : own_(own) {}
@@ -72,7 +72,7 @@ TEST(CommunicationThread, SleepsDuringInlineProgress) {
   wait_for_a_poll(counting.other_polls);
   {
     const auto inline_progress = CommunicationThread::begin_inline_progress(thread);
-    thread->run([] {});  // whatever it was at has ended
+    thread->run([] {});  // its previous work has ended
     const int before = counting.other_polls;
     const int behind_before = behind.own_polls;
     HostEvent wanted;
@@ -80,13 +80,13 @@ TEST(CommunicationThread, SleepsDuringInlineProgress) {
     EXPECT_EQ(counting.own_polls, 1);
     EXPECT_EQ(behind.own_polls, behind_before) << "polled on when what was wanted had passed";
     std::this_thread::sleep_for(50ms);
-    // Alone it would poll every 100 microseconds.
+    // The thread would poll every 100 microseconds by itself.
     EXPECT_LE(counting.other_polls - before, 5);
     const int unwoken = counting.other_polls;
     thread->wake();
     while (counting.other_polls == unwoken) std::this_thread::sleep_for(1ms);
   }
-  // Work that was in progress when the last one left is the thread's again.
+  // The thread polls again for work that was in progress when the last rank left.
   wait_for_a_poll(counting.other_polls);
   thread->remove(counting);
   thread->remove(behind);

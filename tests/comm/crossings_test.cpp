@@ -1,4 +1,4 @@
-// Bytes to other nodes, counted as calls are issued, against what the transport's messages would be.
+// Compares the bytes to other nodes, counted when calls are issued, with the messages of the transport.
 #include "comm/node/crossings.h"
 
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 namespace tranche::comm {
 namespace {
 
-constexpr std::int64_t large = 1 << 20;  // elements, beyond what goes by messages for its size
+constexpr std::int64_t large = 1 << 20;  // elements; too many to be sent as a message
 
 TEST(Crossings, PartsAndSumsCrossOnceForANodeWhereItsRanksReadEachOther) {
   const Crossings pairs(NodeLayout({0, 0, 1, 1}), 1, NodeCollectives::automatic, true);
@@ -20,7 +20,8 @@ TEST(Crossings, PartsAndSumsCrossOnceForANodeWhereItsRanksReadEachOther) {
   const Crossings::Bytes summed = pairs.reduce_scatter(large, DataType::bfloat16, options);
   EXPECT_EQ(summed.own, large * 4) << "a sum of the node in fp32, for the rank that it stands for";
   EXPECT_EQ(summed.node, large * 8);
-  options.group_size = 4;  // groups lie on both nodes: all that a rank has goes to each rank elsewhere
+  options.group_size = 4;  // groups are on both nodes, so each rank sends all its data to each rank on the
+                           // other node
   EXPECT_EQ(pairs.reduce_scatter(large, DataType::bfloat16, options).node, 2 * 2 * large * 2);
 }
 

@@ -1,5 +1,5 @@
-/// Collectives on device memory: over the cpu device, whose streams run on threads of their own, and,
-/// compiled with TRANCHE_TEST_GPU, over GPUs (a GPU's ranks are threads; NCCL wants a GPU for each).
+/// Collectives on device memory: on the cpu device, whose streams have threads of their own, and, compiled
+/// with TRANCHE_TEST_GPU, on GPUs (a GPU's ranks are threads; NCCL needs a GPU for each).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -75,7 +75,7 @@ TEST_P(DeviceRanks, SmallAndLargeStagingBuffersGiveTheSameBits) {
 }
 
 TEST_P(DeviceRanks, PartsOfEverySizePassTheLeastStagingBuffer) {
-  // Fewer elements of 8 bytes than a granule of each part go at once.
+  // Fewer 8-byte elements than a granule of each part are sent at once.
   const std::int64_t least = 64 * 8 * (GetParam().ranks + 1) * 4;
   run_device_ranks(
       GetParam().ranks, GetParam().transport,
@@ -94,13 +94,13 @@ TEST_P(DeviceRanks, CountsAndHashesWhatTheHostCommunicatorDoes) {
     events.push_back(comm.all_reduce(&norm, 1, DataType::float64, ReduceOperation::sum, host));
     events.push_back(comm.broadcast(b, 5, DataType::int32, comm.size() - 1, {}, label));
     events.push_back(comm.all_to_all(a, b + 64, 3, DataType::float32, {}, label));
-    std::vector<RankElements> sends, receives;  // a rank sends each as many as its own number says
+    std::vector<RankElements> sends, receives;  // a rank sends each peer as many elements as its own number
     for (std::int64_t r = 0; r < comm.size(); ++r) {
       sends.push_back({9 * r, comm.rank()});
       receives.push_back({100 + 9 * r, r});
     }
     events.push_back(comm.all_to_all_v(a, sends, b, receives, DataType::float32, {}, label));
-    // A message does not wait for the collectives in front of it, which use the same memory here.
+    // A message does not wait for earlier collectives, which use the same memory here.
     if (comm.size() > 1 && comm.rank() == 0)
       events.push_back(comm.send(a, 4, DataType::float32, 1, events, label));
     if (comm.size() > 1 && comm.rank() == 1)
@@ -151,7 +151,7 @@ TEST_P(DeviceRanks, ReadPeersWhenTheyAreReadyAndLetGoWhenAllHaveRead) {
         sum(*rank.device, std::vector<float>(count)),
         gathered(*rank.device, std::vector<float>(values.size())),
         parts(*rank.device, std::vector<float>(values.size(), -2.0f));
-    // Each rank's data come later than those of the rank before.
+    // Each rank's data are ready later than those of the previous rank.
     stream->enqueue("late", [index] { std::this_thread::sleep_for(std::chrono::milliseconds(15 * index)); });
     rank.device->copy_from_host(*stream, full.data(), values.data(), n * count * 4);
     const std::vector<Event> written{stream->record()};
@@ -159,7 +159,7 @@ TEST_P(DeviceRanks, ReadPeersWhenTheyAreReadyAndLetGoWhenAllHaveRead) {
                                                    DataType::float32, count, {}, written, label);
     const Event gather =
         rank.comm->all_gather(full.data(), gathered.data(), count, DataType::float32, 0, written, label);
-    // Each rank sends one element fewer to each than the next rank does.
+    // Each rank sends one element less to each peer than the next rank does.
     std::vector<RankElements> sends, receives;
     for (std::int64_t r = 0; r < n; ++r) {
       sends.push_back({r * count, count - n + index});
@@ -167,7 +167,7 @@ TEST_P(DeviceRanks, ReadPeersWhenTheyAreReadyAndLetGoWhenAllHaveRead) {
     }
     const Event exchanged = rank.comm->all_to_all_v(full.data(), sends, parts.data(), receives,
                                                     DataType::float32, written, label);
-    // And is overwritten as soon as the calls are done.
+    // The memory is overwritten as soon as the calls are complete.
     stream->wait(summed);
     stream->wait(gather);
     stream->wait(exchanged);
@@ -196,14 +196,14 @@ TEST_P(DeviceRanks, RunBesideTheThreadThatIssuesThem) {
     const std::vector<Event> summed{sum};
     const Event gather =
         rank.comm->all_gather(out.data(), gathered.data(), 100, DataType::float32, 0, summed, label);
-    // Both were issued; the host goes on, and talks to its peers meanwhile.
+    // Both were issued; meanwhile the host continues and communicates with its peers.
     double value = 1;
     rank.comm->all_reduce(&value, 1, DataType::float64, ReduceOperation::sum, label).wait();
     EXPECT_EQ(value, n);
     EXPECT_FALSE(sum.query());
     EXPECT_FALSE(gather.wait_for(0.05));
     gate->complete();
-    // A stream of the device may wait as well as the host.
+    // A stream of the device can wait as well as the host can.
     const auto stream = rank.device->create_stream("other");
     stream->wait(gather);
     stream->synchronize();
@@ -212,12 +212,12 @@ TEST_P(DeviceRanks, RunBesideTheThreadThatIssuesThem) {
   });
 }
 
-// Giving pinned memory back waits for all work of the GPU, and so for a recv of another communicator whose
-// peer waits for the very message that is being issued.
+// Freeing pinned memory waits for all work of the GPU. That includes a recv of another communicator whose
+// peer waits for the message that is being issued.
 TEST_P(DeviceRanks, MessagesPassWhileARecvElsewhereIsPending) {
   if (GetParam().ranks < 2) return;
   if (GetParam().transport == comm::DeviceTransport::shared) return;  // its recv waits on the host
-  constexpr std::int64_t count = 50001, rounds = 3;  // 200 kB: several pieces, the last an odd one
+  constexpr std::int64_t count = 50001, rounds = 3;  // 200 kB: several parts, the last of an odd size
   run_device_ranks(
       GetParam().ranks, GetParam().transport,
       [](int index, Rank& rank) {
@@ -254,11 +254,11 @@ TEST_P(DeviceRanks, MessagesPassWhileARecvElsewhereIsPending) {
       10);
 }
 
-// A line's messages: each rank has receives from both neighbours pending when it sends to them, and the first
-// thing that it sends is something that nobody has asked for yet.
+// Messages along a line: each rank has receives from both neighbours pending when it sends to them, and its
+// first message has no receive yet.
 TEST_P(DeviceRanks, NeighboursOfALinePassMessagesBothWaysAtOnce) {
   if (GetParam().ranks < 2) return;
-  constexpr std::int64_t count = 150001;  // 600 kB: several pieces through host memory
+  constexpr std::int64_t count = 150001;  // 600 kB: several parts through host memory
   run_device_ranks(
       GetParam().ranks, GetParam().transport,
       [](int index, Rank& rank) {
@@ -299,7 +299,7 @@ TEST_P(DeviceRanks, NeighboursOfALinePassMessagesBothWaysAtOnce) {
       20);
 }
 
-// Each rank sends to the one behind it and receives from the one before, and then the other way round.
+// Each rank sends to the next and receives from the previous one, and then in the other direction.
 TEST_P(DeviceRanks, JoinedEndsOfALineAreNeighbours) {
   if (GetParam().ranks < 3) return;
   run_device_ranks(
@@ -358,7 +358,7 @@ TEST_P(DeviceRanks, ALineHasMessagesBetweenNeighboursAlone) {
 #if defined(__SANITIZE_THREAD__)
 constexpr int most_ranks = 3;
 #else
-constexpr int most_ranks = on_gpu ? 4 : test::sanitized ? 3 : 5;  // four share a GPU's launch queues
+constexpr int most_ranks = on_gpu ? 4 : test::sanitized ? 3 : 5;  // four ranks share a GPU's launch queues
 #endif
 std::vector<Case> cases() {
   std::vector<Case> result;
@@ -428,7 +428,7 @@ TEST(DeviceCommunicator, TracksItsStagingMemory) {
 
 #ifdef TRANCHE_TEST_GPU
 TEST(NcclReductions, AreWhatWasAskedFor) {
-  // Small whole numbers: sums are exact in every order, so that NCCL's must be equal too.
+  // Values are small integers, whose sums are exact in every order, so NCCL's must be equal as well.
   if (const std::string why = obstacle(comm::DeviceTransport::nccl, 1); !why.empty()) GTEST_SKIP() << why;
   for (const int size : {1, 2, 3, 4}) {
     if (!obstacle(comm::DeviceTransport::nccl, size).empty()) continue;

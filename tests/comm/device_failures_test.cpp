@@ -35,7 +35,7 @@ class DeviceFailures : public testing::TestWithParam<comm::DeviceTransport> {
   }
 };
 
-/// `status`: a peer's, where that rank failed by what it threw.
+/// `status`: the status of a peer that failed by an exception.
 std::string failure_of(const std::function<void()>& work, ExitStatus status = ExitStatus::communication) {
   try {
     work();
@@ -48,7 +48,7 @@ std::string failure_of(const std::function<void()>& work, ExitStatus status = Ex
   return "no CommunicationError";
 }
 
-/// A reduce_scatter of 100 elements a rank; its buffers live as long as the rank.
+/// A reduce_scatter of 100 elements per rank; its buffers exist as long as the rank.
 struct Sum {
   OnDevice<float> full, out;
   explicit Sum(Rank& rank)
@@ -61,7 +61,7 @@ struct Sum {
 };
 
 TEST_P(DeviceFailures, ARankThatHangsEndsAllWithinTheTimeOutAndIsNamed) {
-  // The first sum has to be done within it too, on a machine with other work.
+  // The first sum has to complete within it as well, on a busy machine.
   constexpr double timeout = test::sanitized ? 8 : 2;
   const std::string after = test::sanitized ? "8.0 s" : "2.0 s";
   const detail::Stopwatch watch;
@@ -86,7 +86,7 @@ TEST_P(DeviceFailures, ARankThatHangsEndsAllWithinTheTimeOutAndIsNamed) {
       },
       timeout);
   for (const std::string& text : texts) {
-    if (GetParam() == comm::DeviceTransport::nccl) {  // does not tell who is missing
+    if (GetParam() == comm::DeviceTransport::nccl) {  // NCCL does not report which rank is missing
       EXPECT_THAT(text, HasSubstr("] reduce_scatter of unit h.3 in backward: not done after " + after));
       continue;
     }
@@ -115,7 +115,7 @@ TEST_P(DeviceFailures, ARankThatEndsBeforeItsPeersTellsThem) {
 }
 
 TEST_P(DeviceFailures, APeerWhoseComputeNeverGetsThereIsATimeOutToo) {
-  // Rank 1 has issued the call, but what must be done before never is.
+  // Rank 1 has issued the call, but its ready event never passes.
   std::atomic<bool> ended{false};
   std::string text;
   run_device_ranks(
@@ -152,7 +152,7 @@ TEST_P(DeviceFailures, SlowComputeOnThisRankIsNoTimeOut) {
         const std::vector<Event> ready{Event(gate)};
         const Event done = sum(*mine.comm, ready);
         EXPECT_FALSE(done.wait_for(0.9));  // longer than the time-out
-        both.arrive_and_wait();            // one rank's wait may end long after the other's
+        both.arrive_and_wait();            // the wait of one rank may end long after the other's
         double value = 0;
         mine.comm->all_reduce(&value, 1, DataType::float64, ReduceOperation::sum, label).wait();
         gate->complete();
@@ -211,7 +211,7 @@ TEST_P(DeviceFailures, WorkThatFailedBeforeAnOperationFailsItHereAndAtThePeers) 
             at_peer = failure_of(
                 [&] {
                   call();
-                  // NCCL carries what the failed work left: its rank's cause ends the next call.
+                  // NCCL transfers what the failed work left; the failed rank's cause ends the next call.
                   if (GetParam() == comm::DeviceTransport::nccl) mine.comm->barrier(label).wait();
                 },
                 ExitStatus::numerical);
@@ -246,7 +246,7 @@ TEST_P(DeviceFailures, ASenderWhoseDataNobodyTakesSaysSo) {
 }
 
 TEST_P(DeviceFailures, CallsThatDoNotMatchAreFound) {
-  // NCCL cannot tell: there the sequence hash, compared at every step's end, has to.
+  // NCCL cannot detect this; the sequence hash, compared at every step's end, must.
   if (GetParam() == comm::DeviceTransport::nccl) return;
   try {
     run_device_ranks(
@@ -268,7 +268,9 @@ TEST_P(DeviceFailures, CallsThatDoNotMatchAreFound) {
 }
 
 TEST_P(DeviceFailures, PartsThatDoNotMatchAreFound) {
-  if (GetParam() == comm::DeviceTransport::nccl) return;  // cannot tell, and no hash has these counts
+  if (GetParam() == comm::DeviceTransport::nccl)
+    return;  // NCCL cannot detect this, and no hash contains
+             // these counts
   try {
     run_device_ranks(
         3, GetParam(),

@@ -29,7 +29,7 @@ using testing::Not;
 
 const OperationLabel label{"h.3", "backward"};
 
-/// Every test by messages, and with ranks that read each other's memory.
+/// Every test runs with messages, and with ranks that read each other's memory.
 class Failures : public testing::TestWithParam<NodeCollectives> {
  protected:
   static CommunicatorOptions with_timeout(double seconds) {
@@ -50,7 +50,7 @@ Event sum(Communicator& comm, const std::vector<float>& full, std::vector<float>
                              label);
 }
 
-/// `status`: a peer's, where that rank told of a failure.
+/// `status`: the status of a peer that reported a failure.
 std::string failure_of(const std::function<void()>& work, ExitStatus status = ExitStatus::communication) {
   try {
     work();
@@ -61,7 +61,8 @@ std::string failure_of(const std::function<void()>& work, ExitStatus status = Ex
   return "no CommunicationError";
 }
 
-/// Rank 1 issues two sums and ends, `after` seconds later; rank 0 waits in its third.
+/// Rank 1 issues two sums and ends `after` seconds later, while rank 0 waits in its third. Returns rank 0's
+/// text.
 std::string text_of_the_one_left(const CommunicatorOptions& options, double after) {
   const ThreadGroup group(2);
   std::string text;
@@ -83,7 +84,7 @@ std::string text_of_the_one_left(const CommunicatorOptions& options, double afte
 
 TEST_P(Failures, ARankThatEndsBeforeItsPeersTellsThemAtOnce) {
   constexpr double timeout = 300;
-  // Its end may come before a peer asks, and behind.
+  // Rank 1 may end before or after a peer asks.
   for (const double after : {0.0, 0.4}) {
     const Stopwatch watch;
     EXPECT_THAT(
@@ -116,7 +117,7 @@ TEST_P(Failures, ATimeOutNamesOperationUnitPhaseAndTheMissingRank) {
   std::string texts[2];
   const Stopwatch watch;
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < 2; ++rank) {  // rank 2 has not even started
+  for (int rank = 0; rank < 2; ++rank) {  // rank 2 has not started
     threads.emplace_back([&, rank] {
       const auto comm = group.communicator(rank, with_timeout(0.2));
       std::vector<float> full(300), out(100);
@@ -267,7 +268,7 @@ TEST_P(Failures, ARankThatHangsEndsAllWithinTheTimeOut) {
       const auto comm = factory(with_timeout(0.3));
       comm->barrier(label).wait();
       if (rank == 1) {
-        while (!release) std::this_thread::yield();  // until all the others have ended
+        while (!release) std::this_thread::yield();  // until all others have ended
         return;
       }
       std::vector<float> full(300), out(100);
@@ -286,14 +287,14 @@ TEST_P(Failures, ARankThatHangsEndsAllWithinTheTimeOut) {
   EXPECT_LT(watch.seconds(), 10);
 }
 
-/// The end of each rank's call, and the seconds until then.
+/// How each rank's call ended, and after how many seconds.
 struct Ends {
   std::string texts[4];
   double seconds[4] = {};
 };
 
-/// `there` of `size` ranks, two to a declared node, issue a gather or a reduce-scatter; the others have not
-/// started. Nobody tells the others, so that all come to their own conclusion.
+/// Ranks `there` of `size` ranks, two per declared node, issue a gather or a reduce-scatter; the others have
+/// not started. No rank posts its failure, so that each finds the cause by itself.
 Ends collective_across_nodes(int size, std::initializer_list<int> there, bool gather, double timeout) {
   const ThreadGroup group(size);
   Ends ends;
@@ -324,8 +325,8 @@ Ends collective_across_nodes(int size, std::initializer_list<int> there, bool ga
   return ends;
 }
 
-/// Runs `body` on all ranks and returns the text that each one throws; it is empty where `body` returns. The
-/// last rank gets `until_others_end`.
+/// Runs `body` on all ranks and returns the text that each throws, empty if it returns. The last rank
+/// receives `until_others_end`.
 std::vector<std::string> texts_of_a_chain(
     int ranks, const CommunicatorOptions& options,
     const std::function<void(Communicator&, const std::function<void()>&)>& body) {
@@ -344,7 +345,7 @@ std::vector<std::string> texts_of_a_chain(
         throw;
       }
     });
-  } catch (const CommunicationError&) {  // whose text is one of these
+  } catch (const CommunicationError&) {  // its text is one of these
   }
   return texts;
 }
@@ -354,7 +355,7 @@ void receive(Communicator& comm, int from) {
   comm.recv(&value, 1, DataType::float32, from, {}, label).wait();
 }
 
-// The rank that has waited longest is the farthest from the cause.
+// The rank that has waited longest is farthest from the cause.
 TEST_P(Failures, AlongAChainOfMessagesTheRankThatHangsIsNamed) {
   const auto texts =
       texts_of_a_chain(4, with_timeout(1), [](Communicator& comm, const auto& until_others_end) {
@@ -383,7 +384,7 @@ TEST_P(Failures, ARankThatHasWaitedAndHangsThenIsNamed) {
   EXPECT_THAT(texts[0], HasSubstr("no data from rank 1 after 1.0 s (rank 1 has not entered the operation"));
 }
 
-// Words about waiting reach ranks that have ended, and end nobody.
+// Reports of long waits may reach ranks that have ended, and must not end any rank.
 TEST_P(Failures, RanksThatWaitForLongEndInOrder) {
   const float value = 1;
   const auto texts = texts_of_a_chain(3, with_timeout(30), [&](Communicator& comm, const auto&) {
@@ -402,8 +403,8 @@ TEST_P(Failures, RanksThatWaitForLongEndInOrder) {
 }
 
 TEST(FailuresAcrossNodes, WhoSeesTheMissingRankNamesItFirst) {
-  // Nodes {0, 1} and {2, 3}, of which rank 1 has not started: rank 0 cannot sum up or send, so that 2 and 3
-  // hear nothing from that node.
+  // Nodes {0, 1} and {2, 3}; rank 1 has not started. Rank 0 cannot form or send its node's sums, so ranks 2
+  // and 3 receive nothing from that node.
   for (const bool gather : {false, true}) {
     const Ends ends = collective_across_nodes(4, {0, 2, 3}, gather, 0.4);
     const std::string what = gather ? "all_gather" : "reduce_scatter";
@@ -445,7 +446,7 @@ TEST_P(Failures, CallsThatDoNotMatchAreFound) {
   }
 }
 
-/// The messages of two ranks whose third collectives differ, with a time-out far beyond the test's patience.
+/// The messages of two ranks whose third collectives differ, with a time-out far longer than the test waits.
 std::array<std::string, 2> texts_of_calls_that_differ(
     CommunicatorOptions options, const std::function<void(Communicator&, std::vector<float>&)>& of_rank_0,
     const std::function<void(Communicator&, std::vector<float>&)>& of_rank_1) {
@@ -504,7 +505,7 @@ TEST_P(Failures, TheSameOperationOfAnotherUnitIsAnotherCall) {
 }
 
 TEST_P(Failures, ARankThatHasGoneOnIsComparedByNumber) {
-  // Rank 1 leaves out a gather and gets as far as its own fourth call, which rank 0 issues as its fifth.
+  // Rank 1 leaves out a gather and reaches its fourth call, which rank 0 issues as its fifth.
   const auto texts = texts_of_calls_that_differ(
       with_timeout(30),
       [](Communicator& comm, std::vector<float>& full) {
@@ -541,8 +542,8 @@ TEST_P(Failures, ALateRankIsNoOtherCall) {
   });
 }
 
-/// The error of rank 0 of two while rank 1 is unwinding, and how many seconds it came after rank 0 was known
-/// to be on its way to the operation.
+/// The error of rank 0 of two while rank 1 unwinds, and the seconds until it came after rank 0 was about to
+/// start the operation.
 std::pair<std::string, double> heard_of_unwinding(const CommunicatorOptions& options,
                                                   double seconds_to_cause) {
   const ThreadGroup group(2);
@@ -596,7 +597,7 @@ TEST_P(Failures, WorkThatFailedBeforeAnOperationFailsIt) {
   const std::vector<Event> ready{Event(broken)};
   std::vector<float> values(10);
   EXPECT_THROW(sum(*comm, values, values, ready).wait(), NumericalError);
-  sum(*comm, values, values).wait();  // the group itself is unharmed
+  sum(*comm, values, values).wait();  // the group itself still works
 }
 
 TEST_P(Failures, DestroyingACommunicatorAbandonsWhatIsPendingInBoundedTime) {

@@ -1,4 +1,4 @@
-// How a process finds out whether it is one of several, by the environment alone.
+// How a process finds out from the environment whether it is one of several ranks.
 #include <gmock/gmock.h>
 
 #include <cstdlib>
@@ -19,7 +19,7 @@ using testing::HasSubstr;
 
 using Variables = std::vector<std::pair<const char*, const char*>>;
 
-/// The environment of a launcher, in place of the one that the test was started in.
+/// Replaces the environment of the test by that of a launcher.
 class Launcher {
  public:
   explicit Launcher(const Variables& variables) {
@@ -87,7 +87,7 @@ TEST(Launcher, TasksThatCannotFindEachOtherAreRefused) {
     const Launcher alone(Variables{{batch[0].first, "1"}, batch[1]});
     EXPECT_EQ(refusal(require_joined_tasks), "") << name;
   }
-  // A batch script, or the shell of salloc: the allocation has tasks, but this is none of them.
+  // A batch script, or the shell of salloc: the allocation has tasks, but this process is none of them.
   const Launcher script(Variables{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}});
   EXPECT_EQ(refusal(require_joined_tasks), "");
 }

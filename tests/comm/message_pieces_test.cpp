@@ -1,4 +1,4 @@
-// How messages to other nodes are cut.
+// The division of messages to other nodes.
 #include "comm/transport/message_pieces.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ TEST(MessagePieces, AllBytesOnceAndFewUnasked) {
     EXPECT_EQ(pieces.front() > 0, bytes > 0);
     EXPECT_EQ(pieces.front() <= piece_bytes, bytes <= (most_small_pieces + 1) * piece_bytes);
   }
-  // The header of Open MPI's messages fits beside a piece.
+  // The header of Open MPI's messages fits beside a part.
   EXPECT_LE(piece_bytes + 256, 64 << 10);
 }
 

@@ -26,7 +26,7 @@ TEST(GroupCommunicator, LocalSizeCanBePretended) {
     const auto comm = factory(pairs);
     EXPECT_EQ(comm->local_size(), rank == 4 ? 1 : 2);
     EXPECT_EQ(comm->local_rank(), rank % 2);
-    // 0, 2 and 4 are on three nodes.
+    // Ranks 0, 2 and 4 are on three nodes.
     const auto apart = comm->split(rank % 2, 0);
     EXPECT_EQ(apart->local_size(), 1);
     EXPECT_EQ(apart->local_rank(), 0);
@@ -36,7 +36,7 @@ TEST(GroupCommunicator, LocalSizeCanBePretended) {
   });
 }
 
-/// One call of every kind.
+/// Makes one call of every kind.
 void call_everything(Communicator& comm, std::vector<float>& a, std::vector<float>& b) {
   const int n = comm.size();
   const std::vector<Event> none;
@@ -96,7 +96,7 @@ TEST(Meta, CountsTracksAndHashesAsTheRealOnesDo) {
 }
 
 TEST(Meta, CountsSumsBetweenNodesAsFp32) {
-  // Nodes of two ranks, of which the last has one, and groups that fit them, or do not.
+  // Nodes of two ranks, except the last with one; some groups fit them, others do not.
   for (const int group : {1, 2, 3, 5}) {
     std::atomic<std::int64_t> bytes{0};
     run_thread_ranks(5, [&](int rank, const CommunicatorFactory& factory) {
@@ -117,8 +117,8 @@ TEST(Meta, CountsSumsBetweenNodesAsFp32) {
       EXPECT_EQ(got.bytes, planned.bytes);
       bytes += got.bytes;
     });
-    // Groups of two: nodes 0 and 1 send a sum for each of the three ranks elsewhere. Other groups lie on
-    // several nodes, or are one rank.
+    // Groups of two: nodes 0 and 1 send a sum for each of the three ranks elsewhere. Other groups are on
+    // several nodes or have one rank.
     const std::int64_t sums = group == 2 ? 6 : 0;
     EXPECT_EQ(bytes, (20 - sums) * 700 * 2 + sums * 700 * 4) << group;
   }

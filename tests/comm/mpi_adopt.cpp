@@ -1,6 +1,6 @@
-/// A program that owns MPI and hands over its communicator. Arguments: the thread level to ask of MPI
-/// (serialized, multiple) and who moves operations (thread, inline). Prints "adopted: ok" on rank 0, or the
-/// refusal.
+/// A program that owns MPI and passes its communicator to the library. The arguments are the thread level
+/// requested from MPI (serialized, multiple) and the progress mode (thread, inline). Prints "adopted: ok" on
+/// rank 0, or the refusal.
 #include <cstdio>
 #include <cstring>
 
@@ -38,7 +38,7 @@ int main(int argc, char** argv) {
   } catch (const tranche::ConfigurationError& error) {
     if (rank == 0) std::printf("%s\n", error.message().c_str());
   }
-  // MPI is still the program's own.
+  // The program can still use MPI itself.
   int sum = 0, size = 0;
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);

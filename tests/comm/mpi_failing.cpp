@@ -1,8 +1,8 @@
-/// A job in which rank 1 fails in the way of the first argument: throw, hang (hang-2: rank 2 does), kill,
-/// differ (it issues another call), leave (it ends in order before the others), or none; with a second
-/// argument the ranks read each other's memory: "shared" on one node, "nodes" on several of two ranks, which
-/// are declared. What every rank does with an error is what a program of the library's users would do: tell
-/// the peers, say it, end the job.
+/// A job in which rank 1 fails in the way that the first argument names: throw, hang (hang-2: rank 2 hangs),
+/// kill, differ (it issues another call), leave (it ends normally before the others), or none. With a second
+/// argument the ranks read each other's memory: "shared" on one node, "nodes" on several declared nodes of
+/// two ranks. On an error every rank does what a user's program would do: it posts the failure to the peers,
+/// prints it, and ends the job.
 #include <csignal>
 #include <cstdio>
 #include <stdexcept>
@@ -26,7 +26,7 @@ void work(tranche::Communicator& comm, const std::string& way, const tranche::Re
       if (way == "leave") return;
       if (way == "kill") std::raise(SIGKILL);
       if (way == "differ") {
-        // As many bytes as the others send.
+        // The number of bytes is that of the others' call.
         comm.all_gather(shard.data(), full.data(), 1000, tranche::DataType::float32, 0, {},
                         {"h.2", "forward"})
             .wait();
@@ -54,7 +54,7 @@ int main(int argc, char** argv) {
   } catch (const tranche::Error& error) {
     std::fprintf(stderr, "rank %d ends: %s\n", comm->rank(), error.what());
     comm->post_failure(error.message(), error.exit_status(), 2);
-    // Time for the peers to read the cause and say so before the job ends; they end it, not the rank that
+    // Gives the peers time to read and print the cause before the job ends. They end it, not the rank that
     // failed.
     const bool began_here = dynamic_cast<const tranche::CommunicationError*>(&error) == nullptr;
     std::this_thread::sleep_for(std::chrono::seconds(began_here ? 4 : 1));

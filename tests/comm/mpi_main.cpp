@@ -10,9 +10,10 @@
 namespace tranche::test {
 
 namespace {
-Communicator* the_world = nullptr;  // test program only: GoogleTest's cases take no arguments
+Communicator* the_world = nullptr;  // a global, because GoogleTest's cases take no arguments; only in this
+                                    // test program
 
-/// Says a rank's failures with the rank in front, and tells all ranks of them.
+/// Prints a rank's failures with its number, and informs all ranks of them.
 class AgreeOnFailure : public testing::EmptyTestEventListener {
   void OnTestPartResult(const testing::TestPartResult& result) override {
     if (!result.failed()) return;

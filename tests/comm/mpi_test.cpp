@@ -1,4 +1,4 @@
-/// The suite of the thread ranks, under mpirun.
+/// Runs the suite of the thread ranks under mpirun.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -61,7 +61,7 @@ TEST(Mpi, DeclaredNodesGiveTheSameBits) {
 }
 
 TEST(Mpi, BuffersInTheWindowAreReadInPlace) {
-  // Large enough for the window also where ranks choose for themselves; the shards are of prime size.
+  // These are large enough for the window even if ranks choose by size; the shards have prime sizes.
   comm::WindowMemory window(Tier::device);
   Ledger ledger;
   TrackingResource memory(window, ledger);
@@ -91,7 +91,7 @@ TEST(Mpi, BuffersInTheWindowAreReadInPlace) {
       ASSERT_EQ(gradients[i], static_cast<float>(n * (i % 1000) + round * n * (n - 1) / 2)) << i;
     }
   }
-  // Memory that is given back may be taken again, at another place of the file.
+  // Freed memory may be used again, at another offset of the file.
   full.reset();
   Buffer again(memory, n * count * 4, Category::gradients, "gradients again");
   std::fill_n(static_cast<float*>(again.data()), n * count, 1.0f);
@@ -105,7 +105,7 @@ TEST(Mpi, SharedMemoryThatIsNotThereIsRefusedByName) {
   const auto heap = make_host_resource(Tier::device);
   CommunicatorOptions options;
   options.staging_bytes = test::mpi_staging_bytes;
-  options.memory = heap.get();                                                       // and no window
+  options.memory = heap.get();                                                       // not in a window
   test::check_all_reduce(*make_mpi_communicator(options), test::mpi_staging_bytes);  // by messages
   options.collectives = NodeCollectives::shared;
   try {
@@ -143,7 +143,7 @@ TEST(Mpi, CarriesDeviceMemoryThroughStaging) {
   staged.staging_bytes = test::mpi_staging_bytes;
   staged.timeout_seconds = 60;
   std::vector<DeviceOptions> devices(1);
-  // A GPU is taken too where there is one; the ranks share it.
+  // Uses a GPU too if there is one; the ranks share it.
   if (!detail::probe_cuda().devices.empty()) devices.push_back({DeviceKind::cuda});
   for (const DeviceOptions& each : devices) {
     SCOPED_TRACE(name_of(each.kind));

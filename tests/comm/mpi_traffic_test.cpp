@@ -1,4 +1,4 @@
-/// The meter against an independent count (profiling_count.h).
+/// Compares the meter with an independent count (profiling_count.h).
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -76,7 +76,7 @@ TEST(Traffic, OnlyControlMessagesTravelWhereRanksReadEachOthersMemory) {
   const std::int64_t bytes = test::profiled_bytes_sent(), messages = test::profiled_messages_sent();
   comm->reduce_scatter(full.data(), DataType::float32, shard.data(), DataType::float32, count, {}, {}, {})
       .wait();
-  // To each peer two control messages: where the buffer lies, and that the peer's is not read any more.
+  // Each peer gets two control messages: the address of the buffer, and that the peer's buffer has been read.
   EXPECT_EQ(test::profiled_messages_sent() - messages, 2 * (n - 1));
   EXPECT_EQ(test::profiled_bytes_sent() - bytes, 2 * (n - 1) * control_bytes);
   // Bytes that are read from peers count as if they had been sent.
@@ -102,15 +102,15 @@ TEST(Traffic, OneSumOfANodeTravelsToEveryRankElsewhere) {
   comm->reduce_scatter(full.data(), DataType::bfloat16, shard.data(), DataType::float32, count, {2, false, 0},
                        {}, {})
       .wait();
-  // Each of two ranks on a node adds up for those of other nodes with its number there, rank 4 counts as the
-  // first of its node and sends what it has to four. Two control messages go to the other rank of the node.
+  // Each of two ranks on a node reduces for the rank with its number on other nodes. Rank 4 is the first on
+  // its node and sends its data to all four. Two control messages are sent to the other rank of the node.
   const std::int64_t neighbours = rank == 4 ? 0 : 1;
   const std::int64_t data = rank == 4 ? 4 * count * 2 : (rank % 2 == 0 ? 2 : 1) * count * 4;
   EXPECT_EQ(test::profiled_bytes_sent() - before, data + neighbours * 2 * control_bytes) << rank;
   before = test::profiled_bytes_sent();
   comm->all_gather(shard.data(), full.data(), 499, DataType::bfloat16, 0, {}, {}).wait();
-  // A shard travels once to each other node; three control messages, since shards that have arrived are read
-  // too.
+  // A shard is sent once to each other node. There are three control messages, because shards that have
+  // arrived are read as well.
   EXPECT_EQ(test::profiled_bytes_sent() - before, 2 * 499 * 2 + neighbours * 3 * control_bytes) << rank;
 }
 
@@ -121,7 +121,7 @@ TEST(Traffic, WhatGoesToAnotherNodeIsCutInPieces) {
   options.local_size = 1;
   const auto comm = make_mpi_communicator(options);
   const std::int64_t others = comm->size() - 1;
-  // One small message, one of several pieces, and one whose greater part MPI asks the receiver for.
+  // One small message, one of several parts, and one for most of which MPI asks the receiver first.
   for (const std::int64_t count : {std::int64_t{15000}, std::int64_t{90001}, std::int64_t{700001}}) {
     SCOPED_TRACE(count);
     const auto pieces = static_cast<std::int64_t>(comm::message_pieces(count * 4).size());

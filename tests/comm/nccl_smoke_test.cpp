@@ -1,6 +1,6 @@
-/// NCCL between processes that share one GPU, each told to be a node of its own, over loopback sockets. Slow
-/// (every hop waits for a time slice of the GPU), but the one way to see several real NCCL ranks without
-/// several GPUs.
+/// NCCL between processes that share one GPU, each of which declares itself a separate node, over loopback
+/// sockets. It is slow (every hop waits for a time slice of the GPU), but the only way to test several real
+/// NCCL ranks without several GPUs.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

@@ -1,5 +1,5 @@
-/// Stands between the library and MPI: the profiling interface lets a program define MPI_Isend and reach the
-/// real one as PMPI_Isend. Counts every byte that is handed to any sending call.
+/// Intercepts the library's MPI calls. MPI's profiling interface lets a program define MPI_Isend and call the
+/// real function as PMPI_Isend. Every byte that is passed to a sending call is counted.
 #include "tests/comm/profiling_count.h"
 
 #include <mpi.h>
@@ -17,7 +17,7 @@ std::atomic<std::int64_t> bytes_sent{0}, messages_sent{0}, collectives{0};
 std::array<std::atomic<std::int64_t>, counted_ranks> bytes_to{};
 
 void count(int elements, MPI_Datatype type, int peer, int tag) {
-  // Asking peers which call they are at depends on how long they are waited for.
+  // The number of questions about a peer's current call depends on the duration of the wait.
   if (tag == tranche::comm::signature_tag) return;
   int size = 0;
   PMPI_Type_size(type, &size);
@@ -54,7 +54,7 @@ int MPI_Sendrecv(const void* data, int n, MPI_Datatype type, int peer, int tag, 
   count(n, type, peer, tag);
   return PMPI_Sendrecv(data, n, type, peer, tag, in, in_n, in_type, from, in_tag, comm, status);
 }
-// Data that travelled in a collective of MPI's would escape the count above: there must be none.
+// The count would miss data that MPI's own collectives send, so there must be none.
 int MPI_Allreduce(const void* in, void* out, int n, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
   ++collectives;
   return PMPI_Allreduce(in, out, n, type, op, comm);

@@ -1,4 +1,4 @@
-/// The progress engine: overlap with compute, staging buffer, traces, and how failures are passed on.
+/// The progress engine: overlap with compute, the staging buffer, traces, and the propagation of failures.
 #include "comm/transport/progress_engine.h"
 
 #include <gmock/gmock.h>
@@ -19,10 +19,10 @@ namespace {
 
 using testing::HasSubstr;
 
-/// Rank 2 of 4 whose peers say what the test wants them to say.
+/// The scripted peers of rank 2 of 4.
 struct Peers {
   std::optional<FailureReport> said;
-  std::vector<FailureReport> heard;  ///< by them
+  std::vector<FailureReport> heard;  ///< failures that the peers received
 };
 class ScriptedTransport : public Transport {
  public:
@@ -47,7 +47,7 @@ class ScriptedTransport : public Transport {
 };
 
 std::shared_ptr<ProgressEngine> engine_of(Peers& peers) {
-  // No thread: progress is made where the test calls.
+  // Without a thread progress is made when the test calls.
   return std::make_shared<ProgressEngine>(std::make_unique<ScriptedTransport>(peers), nullptr,
                                           CommunicatorOptions{}, FaultInjection{}, nullptr);
 }
@@ -87,7 +87,8 @@ TEST(ProgressEngine, WhoIsEndedByAPeerPassesOnWhereItBegan) {
   peers.said = FailureReport{1, "loss is not finite", ExitStatus::numerical};
   EXPECT_THAT(health_of(*engine), HasSubstr("[rank 2] barrier in end: rank 1 failed: loss is not finite"));
   EXPECT_EQ(status_of(*engine), ExitStatus::numerical);
-  // A program's own report of the error that it got: its peers must not hear of a failure of rank 2.
+  // A program reports the error that it received from a peer. Its own peers must not take that for a failure
+  // of rank 2.
   engine->post_failure("barrier in end: rank 1 failed: loss is not finite", ExitStatus::communication, 1);
   ASSERT_EQ(peers.heard.size(), 1U);
   EXPECT_EQ(peers.heard[0].rank, 1);
@@ -105,8 +106,8 @@ CommunicatorOptions options() {
 }
 
 TEST(ProgressEngine, CollectivesMoveWhileTheIssuingThreadsCompute) {
-  // No issuing thread waits or calls anything after the issue until every rank has seen its sum arrive: only
-  // a thread of the communicator's own can have moved it.
+  // After the issue no issuing thread waits or calls anything until every rank has seen its sum arrive. So
+  // only the communicator's own thread can have moved it.
   constexpr int ranks = 3;
   std::latch arrived(ranks);
   run_thread_ranks(ranks, [&](int, const CommunicatorFactory& factory) {
@@ -124,8 +125,8 @@ TEST(ProgressEngine, CollectivesMoveWhileTheIssuingThreadsCompute) {
 }
 
 TEST(ProgressEngine, AReductionThatWaitsForALateRankLeavesASlotToLaterOnes) {
-  // Rank 0 is ready for the first sum at once and so holds a slot; rank 1 is late with it. The second sum,
-  // larger than the staging buffer, must still come through on both.
+  // Rank 0 is ready for the first sum at once and so holds a slot, but rank 1 is late. The second sum, larger
+  // than the staging buffer, must still complete on both.
   std::latch second_done(2);
   run_thread_ranks(2, [&](int rank, const CommunicatorFactory& factory) {
     const auto comm = factory(options());
@@ -139,7 +140,7 @@ TEST(ProgressEngine, AReductionThatWaitsForALateRankLeavesASlotToLaterOnes) {
     };
     const Event late = issue(first, ready), early = issue(second, {});
     early.wait();
-    EXPECT_FALSE(late.query());  // before the other rank may open the gate
+    EXPECT_FALSE(late.query());  // checked before the other rank may open the gate
     second_done.arrive_and_wait();
     gate->complete();
     late.wait();

@@ -1,4 +1,4 @@
-// A rank alone: its reduce_scatter rounds and adds in one pass, on every kind of device.
+// A group of one rank: its reduce_scatter rounds and adds in one pass, on every kind of device.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@
 namespace tranche::test {
 namespace {
 
-/// Values whose rounding differs among the dtypes, ties and all that is special included.
+/// Values that the dtypes round differently, including ties and special values.
 std::vector<float> values_of(std::int64_t count, std::uint64_t salt) {
   const float infinity = std::numeric_limits<float>::infinity();
   const float special[] = {0.0f,    -0.0f,      infinity,    -infinity,   std::nanf(""), 1e-42f,  -1e-30f,

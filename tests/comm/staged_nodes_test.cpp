@@ -1,4 +1,4 @@
-/// Device memory staged through a host communicator over several nodes, which are declared.
+/// Device memory that is staged through a host communicator over several declared nodes.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -12,8 +12,9 @@ namespace tranche {
 namespace {
 
 TEST(StagedOverNodes, SumsThatCrossAreCountedInFp32) {
-  // Two nodes of two ranks: of each group of two on a node a sum crosses for the rank elsewhere with the same
-  // number, chunk by chunk, whatever is staged at once. Other groups lie on both nodes, or are one rank.
+  // Two nodes of two ranks. For each group of two ranks on a node a sum crosses to the rank with the same
+  // number on the other node, chunk by chunk, whatever size is staged at once. Other groups are on both nodes
+  // or have one rank.
   constexpr std::int64_t small_staging = 64 << 10, count = 20011;
   for (const int group : {1, 2, 4}) {
     run_thread_ranks(4, [&](int, const CommunicatorFactory& factory) {

@@ -1,4 +1,4 @@
-/// Collectives over thread ranks and a single rank.
+/// Collectives among thread ranks, and of a single rank.
 #include <gtest/gtest.h>
 
 #include "tests/comm/collective_suite.h"
@@ -26,7 +26,7 @@ TEST_P(ThreadRanks, EveryCollectiveMatchesBruteForce) {
   });
 }
 
-/// All ways in which ranks of a node exchange: the same suite, so the same bits.
+/// All ways in which the ranks of a node exchange data. They run the same suite, so they have the same bits.
 struct Way {
   const char* name;
   NodeCollectives collectives;
@@ -60,7 +60,7 @@ TEST(ThreadRanksInAWindow, AChunkTakesSeveralTurns) {
     run_thread_ranks(
         2,
         [](int rank, const CommunicatorFactory& factory) {
-          CommunicatorOptions chosen;  // the default staging buffer: chunks are larger than a turn
+          CommunicatorOptions chosen;  // the default staging buffer, in which chunks are larger than one turn
           chosen.collectives = NodeCollectives::shared;
           const auto comm = factory(chosen);
           constexpr std::int64_t count = 1200007;
@@ -73,7 +73,7 @@ TEST(ThreadRanksInAWindow, AChunkTakesSeveralTurns) {
           for (std::int64_t i = 0; i < count; ++i) {
             ASSERT_EQ(sums[static_cast<std::size_t>(i)], static_cast<float>(2 * (rank * count + i) + 1)) << i;
           }
-          // Gathered piece by piece of both, the last one shorter.
+          // Gathered alternately by parts of both, the last one shorter.
           std::fill(full.begin(), full.end(), -1.0f);
           comm->all_gather(sums.data(), full.data(), count, DataType::float32, 0, {}, {}).wait();
           for (std::int64_t i = 0; i < 2 * count; ++i) {
@@ -84,7 +84,7 @@ TEST(ThreadRanksInAWindow, AChunkTakesSeveralTurns) {
   }
 }
 
-/// Ranks a node, declared: the last node may have fewer.
+/// Declared nodes with `ranks_per_node` ranks; the last may have fewer.
 void check_nodes(int size, int ranks_per_node, bool copy_in, double delay, int operations) {
   FaultInjection faults{delay, 11, copy_in};
   run_thread_ranks(
@@ -140,7 +140,7 @@ TEST_P(ThreadRanks, DelaysChangeNoBitInAWindow) {
                      [](int, const CommunicatorFactory& factory) {
                        CommunicatorOptions chosen = options();
                        chosen.collectives = NodeCollectives::shared;
-                       // One slot only, which reductions, gathers and sums of values take turns in.
+                       // There is one slot, which reductions, gathers and all-reduces use in turn.
                        chosen.staging_bytes = std::max<std::int64_t>(1024 * (GetParam() - 1), 1);
                        const auto comm = factory(chosen);
                        test::check_many_in_flight(*comm, 25);
@@ -165,7 +165,7 @@ TEST_P(ThreadRanks, DelaysChangeNoBit) {
 }
 
 TEST_P(ThreadRanks, OneSlotIsEnough) {
-  // The least staging buffer: one slot, which only the oldest reduction may have.
+  // The smallest staging buffer has one slot, which only the oldest reduction may use.
   run_thread_ranks(GetParam(),
                    [](int, const CommunicatorFactory& factory) {
                      CommunicatorOptions least = options();
@@ -177,9 +177,10 @@ TEST_P(ThreadRanks, OneSlotIsEnough) {
 }
 
 #ifdef __SANITIZE_THREAD__
-constexpr int most_ranks = 4;  // instrumented brute force of six ranks takes most of a minute
+constexpr int most_ranks = 4;  // the instrumented brute-force computation for six ranks takes most of a
+                               // minute
 #else
-// More under AddressSanitizer: the seven and eight below.
+// Under AddressSanitizer there are larger groups: those of seven and eight below.
 constexpr int most_ranks = test::sanitized ? 4 : 6;
 
 TEST(ManyThreadRanks, EveryNodeLayoutGivesTheSameBits) {
@@ -197,7 +198,7 @@ TEST(ManyThreadRanks, EveryNodeLayoutGivesTheSameBits) {
   }
 }
 
-// Ranks far more numerous than cores: only what they exchange, in every way.
+// Far more ranks than cores: only the exchanges, in every way.
 TEST(ManyThreadRanks, EveryWayMatchesBruteForce) {
   int point = 0;
   for (const int size : {7, 8}) {

@@ -22,7 +22,7 @@ std::uintptr_t address(const void* data) {
   return reinterpret_cast<std::uintptr_t>(data);
 }
 
-/// Bytes of the mapping at `data` that huge pages of a file map.
+/// The bytes of the mapping at `data` that use huge pages of a file.
 std::int64_t mapped_by_huge_pages(const void* data) {
   std::ifstream maps("/proc/self/smaps");
   std::ostringstream wanted;
@@ -39,8 +39,8 @@ std::int64_t mapped_by_huge_pages(const void* data) {
   return -1;
 }
 
-/// True when this system makes huge pages of an anonymous file's on demand; asked in another way than by a
-/// window.
+/// True if this system provides huge pages for an anonymous file on demand; determined differently from how a
+/// window does it.
 bool system_has_huge_pages() {
   const int file = memfd_create("probe", MFD_CLOEXEC);
   if (file < 0) return false;
@@ -50,7 +50,7 @@ bool system_has_huge_pages() {
     if (data != MAP_FAILED) {
       auto* bytes = static_cast<unsigned char*>(data);
       for (std::int64_t i = 0; i < 2 * huge_page; i += 4096) bytes[i] = 1;
-      // The block that is aligned in memory has to be so in the file: only then can it be mapped whole.
+      // A block must be aligned in the file as it is in memory; only then can it be mapped as a huge page.
       const std::uintptr_t gap = (address(data) + huge_page - 1) / huge_page * huge_page - address(data);
       if (gap == 0) able = madvise(data, huge_page, 25) == 0;
       munmap(data, 2 * huge_page);
@@ -90,7 +90,7 @@ TEST(WindowMemory, FindsWhatItHasGiven) {
   EXPECT_FALSE(window.find(data, 1));
 }
 
-/// As a peer maps it: the same bytes, aligned to huge pages, whole blocks or not.
+/// Maps the memory as a peer does: the same bytes, aligned to huge pages, with or without whole blocks.
 TEST(WindowMemory, IsReadThroughAnotherMapping) {
   comm::WindowMemory window(Tier::host);
   for (const std::int64_t bytes :

@@ -1,4 +1,4 @@
-// Reduce-scatters whose ranks are moved by hand.
+// Reduce-scatters whose ranks are advanced one by one.
 #include "comm/node/window_reduce_scatter.h"
 
 #include <gtest/gtest.h>
@@ -69,7 +69,8 @@ class HandMovedTransport : public Transport {
   int rank_, size_;
 };
 
-/// One rank of a reduce-scatter of `count` floats a rank: element i of what rank r has is 1000 r + i mod 997.
+/// One rank of a reduce-scatter of `count` floats per rank. Element i on rank r has the value 1000 r + i mod
+/// 997.
 struct Rank {
   Rank(Node& node, int rank, int size, std::int64_t count)
       : transport(node, rank, size),
@@ -133,7 +134,7 @@ TEST(WindowReduceScatter, ReadsAndSumsWithoutItsPeers) {
   constexpr std::int64_t count = 300007;  // four chunks, the last one short
   Node node;
   auto ranks = ranks_of(node, size, count);
-  // All tell where their memory lies; then the others are not let run.
+  // All ranks send their addresses; then the others are not advanced.
   for (Rank& rank : ranks) rank.advance();
   for (int round = 0; round < 100; ++round) ranks[1].advance();
   EXPECT_EQ(ranks[1].summed, count);

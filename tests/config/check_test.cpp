@@ -1,4 +1,4 @@
-// The outcome of files key by key.
+// The results for configuration files, key by key.
 #include "tranche/config/check.h"
 
 #include <gmock/gmock.h>
@@ -87,7 +87,7 @@ TEST(ConfigCheck, TextThatIsNotJsonIsAnError) {
   EXPECT_THROW(check_config(R"({"a": 1, "a": 2})"), ConfigurationError);
 }
 
-/// Each file of the table: what parse_config makes of it, and nothing that it gives is missing here.
+/// Checks each file of the table against parse_config; no key of the file may be missing in the result.
 TEST(ConfigCheck, AgreesWithTheOutcomesOfTheTable) {
   const std::string folder = TRANCHE_CONFIGS "/";
   std::ifstream table(folder + "outcomes.json");

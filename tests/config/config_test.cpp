@@ -1,4 +1,4 @@
-// Reading of DeepSpeed's JSON: what is honoured, how problems are told.
+// Reading DeepSpeed's JSON: the keys that are honoured, and the reports of problems.
 #include "tranche/config/config.h"
 #include "tests/config/every_note.h"
 
@@ -25,7 +25,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-/// The text of the ConfigurationError that reading raises.
+/// The text of the ConfigurationError that reading throws.
 std::string problems(std::string_view json, int ranks = 1, const std::vector<std::string>& overrides = {}) {
   try {
     parse_config(json, ranks, overrides);
@@ -36,7 +36,7 @@ std::string problems(std::string_view json, int ranks = 1, const std::vector<std
   return "nothing was thrown";
 }
 
-/// The notes on keys of the file, without those on keys that it lacks.
+/// The notes about keys in the file, without those about missing keys.
 std::vector<std::string> notes_on_keys(const Config& config) {
   std::vector<std::string> notes = test::every_note(config);
   std::erase_if(notes, [](const std::string& note) { return note.find("not given") != std::string::npos; });
@@ -531,7 +531,7 @@ TEST(Config, WhatAsksForWhatIsAlwaysSoIsSaid) {
             "bias-corrected");
   EXPECT_THAT(test::every_note(parse_config(R"({"compile": {"deepcompile": true}})", 1)),
               Contains("compile: no meaning here: there is no graph compiler"));
-  // Hugging Face's older files.
+  // Older files of Hugging Face have these values.
   EXPECT_EQ(problems(R"({"amp": {"enabled": "auto", "opt_level": "auto"}})"), "nothing was thrown");
 }
 
@@ -598,7 +598,7 @@ TEST(Config, AKeyGivenTwiceIsAnError) {
   EXPECT_THAT(
       problems(R"({"tranche": {"parameter_groups": [{"pattern": "a"}, {"pattern": "b", "pattern": "c"}]}})"),
       HasSubstr("key 'tranche.parameter_groups.pattern' is given twice"));
-  // The same name in two blocks is not twice.
+  // The same name in two blocks is not a repetition.
   EXPECT_NO_THROW(parse_config(R"({"bf16": {"enabled": true}, "fp16": {"enabled": false}})", 1));
 }
 
@@ -652,7 +652,7 @@ TEST(Config, TheAxisTensorByDeepSpeedsBlock) {
   EXPECT_THAT(problems(block(R"("tp": {"tp_size": 2})"), 8),
               HasSubstr("tensor_parallel.tp: {\"tp_size\":2} cannot be honoured: write "
                         "tensor_parallel.autotp_size instead"));
-  // The figures of a batch count data ranks, each of which has six ranks here.
+  // Batch sizes refer to data ranks, each of which has six ranks here.
   const std::string six = R"({"pipeline": {"stages": 3}, "tensor_parallel": {"autotp_size": 2})";
   EXPECT_EQ(check_config(six + "}").ranks, 6);
   EXPECT_EQ(check_config(six + R"(, "train_batch_size": 8, "gradient_accumulation_steps": 2,
@@ -758,7 +758,7 @@ TEST(Config, APipelineByDeepSpeedsBlock) {
             "divide the 3 ranks, so shard cannot take the rest; the closest mesh of 3 ranks is \"pipeline=3, "
             "shard=*\"");
   EXPECT_EQ(problems(block(R"("stages": 0)"), 8), "configuration: pipeline.stages: 0 is not at least 1");
-  // The figures of a batch count data ranks.
+  // Batch sizes refer to data ranks.
   EXPECT_EQ(
       check_config(R"({"pipeline": {"stages": 2}, "train_batch_size": 8, "gradient_accumulation_steps": 2,
                              "train_micro_batch_size_per_gpu": 2})")
@@ -824,7 +824,7 @@ TEST(Config, CopiesOfTheStateByDeepSpeedsKeys) {
   EXPECT_EQ(mics.mesh, "replicate=*, shard=4");
   EXPECT_EQ(mics.replicate, Replicate::all);
   EXPECT_EQ(mics.replica_sum, ReplicaSum::step);
-  // A mesh of the same copies may stand beside it; another may not.
+  // A mesh with the same replicas may be given as well; another mesh may not.
   const std::string four = zero(R"("mics_shard_size": 4)"), two = zero(R"("zero_hpz_partition_size": 2)");
   EXPECT_EQ(parse_config(four, 8, {"tranche.mesh=\"shard=4, replicate=*\""}).mesh, "shard=4, replicate=*");
   EXPECT_EQ(problems(four, 8, {"tranche.mesh=\"replicate=4, shard=*\""}),
@@ -864,7 +864,8 @@ TEST(Config, OneBatchForEveryNumberOfRanks) {
     std::int64_t micro_batches = 0;
     for (int rank = 0; rank < ranks; ++rank) micro_batches += config.micro_batches_of(rank, ranks);
     EXPECT_EQ(micro_batches, 12);
-    // The effective configuration says nothing of the ranks, so that a run goes on with any number of them.
+    // The effective configuration does not contain the number of ranks, so that a run can continue with any
+    // number of them.
     const Config again = parse_config(config.to_json(), ranks % 12 + 1, {"tranche.communication_slab=1MiB"});
     EXPECT_EQ(again.train_batch_size, 24);
     EXPECT_EQ(again.to_json(), parse_config(step, 1, {"tranche.communication_slab=1MiB"}).to_json());
@@ -1032,7 +1033,7 @@ TEST(Config, SizesInTextForm) {
   }
 }
 
-/// Reading what a configuration prints gives the same print.
+/// Reads the configuration that a configuration prints, and expects the same text again.
 void expect_round_trip(const std::string& json, int ranks) {
   const Config config = parse_config(json, ranks);
   const std::string text = config.to_json();

@@ -1,4 +1,4 @@
-// Whole files as DeepSpeed's users write them, and the optimizers and schedules that they ask for.
+// Whole files as users of DeepSpeed write them, and the optimizers and schedules that they request.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 using ::testing::SizeIs;
 using ::testing::StartsWith;
 
-/// The files are those that the program is run with too (tests/tools/program_test.py).
+/// The same files are used to run the program (tests/tools/program_test.py).
 std::string file(const char* name) {
   return std::string(TRANCHE_CONFIGS) + "/" + name;
 }
@@ -82,7 +82,7 @@ TEST(ConfigFiles, HuggingFaceWithOffload) {
   EXPECT_EQ(config.offload.tile_elements, 1 << 20) << "a sub_group_size of 1e9 bounds nothing";
 }
 
-/// The outcome of a file on so many ranks, as outcomes.json writes it.
+/// The result for a file on `ranks` ranks, in the format of outcomes.json.
 nlohmann::json outcome_of(const std::string& path, int ranks) {
   nlohmann::json outcome;
   try {
@@ -104,8 +104,8 @@ nlohmann::json outcome_of(const std::string& path, int ranks) {
   return outcome;
 }
 
-/// Written by us after what libraries and their users write. outcomes.json says of each what it comes to on
-/// one rank, and under "on 8 ranks" what is another there.
+/// The files were written for these tests in the style of libraries and their users. outcomes.json has the
+/// result for each on one rank, and under "on 8 ranks" the differences there.
 TEST(ConfigFiles, EachHasItsOutcome) {
   std::ifstream table(file("outcomes.json"));
   nlohmann::json outcomes = nlohmann::json::parse(table);
@@ -197,7 +197,7 @@ TEST(ConfigFiles, SchedulesThatEndTakeTheRunsLengthFromTheProgram) {
   config.total_steps_hint = 110;
   // (110 - 60) / (110 - 10) of the optimizer's rate at iteration 60.
   EXPECT_DOUBLE_EQ(make_schedule(config)->learning_rate(61), 0.5e-3);
-  // The file's own values win.
+  // The file's own values have priority.
   config = load_config(file("hugging_face_auto.json"), 1,
                        {"scheduler.params.warmup_num_steps=10", "scheduler.params.total_num_steps=210",
                         "tranche.total_steps=110"});
@@ -213,7 +213,7 @@ TEST(ConfigFiles, EverySchedulesParametersArrive) {
     return std::pair(schedule->learning_rate(step), schedule->momentum(step));
   };
   EXPECT_EQ(rate(R"({"type": "constant"})", 7).first, 2);
-  // Without a maximum the optimizer's rate is it.
+  // Without a maximum the optimizer's rate is the maximum.
   EXPECT_EQ(
       rate(R"({"type": "WarmupLR", "params": {"warmup_num_steps": 4, "warmup_type": "linear"}})", 3).first,
       1);

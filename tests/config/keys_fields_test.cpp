@@ -1,5 +1,5 @@
-// Every field of Config belongs to exactly one row of the table, and what is written for none is what Config
-// begins with.
+// Every field of Config belongs to exactly one row of the table, and the default in the table is the field's
+// default.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ using ::testing::HasSubstr;
 /// Stands for a value of any type in braces.
 struct Anything {
   template <typename T>
-  operator T() const;  // NOLINT(google-explicit-constructor)
+  operator T() const;  // Converts to any type in a braced initializer.
 };
 template <typename T, std::size_t... indices>
 constexpr bool takes(std::index_sequence<indices...>) {
@@ -38,7 +38,7 @@ constexpr bool takes(std::index_sequence<indices...>) {
     T{((void)indices, Anything{})...};
   };
 }
-/// The number of a struct's data members.
+/// The number of data members of a struct.
 template <typename T, std::size_t count = 0>
 constexpr std::size_t members_of() {
   if constexpr (takes<T>(std::make_index_sequence<count + 1>{})) {
@@ -68,13 +68,13 @@ TEST(ConfigFields, EachIsOfOneRow) {
     const auto [known, first] = bound.emplace(address(key.field(config)), key.path);
     EXPECT_TRUE(first) << key.path << " and " << known->second << " fill one field";
   }
-  // Fields that no key holds by itself: they follow from several, or say where a value came from.
+  // These fields have no key of their own: they follow from several keys, or record the source of a value.
   const std::set<const void*> derived{
       &config.loss_scaling,      &config.precision_given, &config.clipping_given,
       &config.pipeline_cuts_key, &config.shard_size_key,  &config.shard_size,
       &config.ignored,           &config.notes,           &config.pipeline_begins};
   for (const void* field : derived) EXPECT_FALSE(bound.contains(field)) << bound[field];
-  // Config holds these nine structs, of which MonitorConfig twice, beside fields that are none.
+  // Config contains these nine structs, MonitorConfig twice, and fields that are not structs.
   const std::size_t fields =
       members_of<Config>() - 9 + members_of<PrecisionConfig>() + members_of<LossScalerOptions>() +
       members_of<OptimizerConfig>() + members_of<ScheduleConfig>() + members_of<LoraConfig>() +
@@ -100,7 +100,7 @@ TEST(ConfigFields, DefaultsAreThoseOfConfig) {
     if (read[place] != made[place]) other_when_read.insert(key.path);
   }
   EXPECT_GE(compared, 60U);
-  // A file that is silent on clipping and precision means none and fp32; the other two are words.
+  // A file without keys for clipping and precision means no clipping and fp32; the other two are words.
   EXPECT_THAT(other_in_table,
               ElementsAre("bf16.enabled", "gradient_clipping", "steps_per_print", "tranche.mesh"));
   // validate_config() chooses communication_slab.

@@ -1,4 +1,5 @@
-// Every row of the table of keys does what its class says, and docs/reference/configuration.md says the same.
+// Every row of the table of keys behaves as its class says, and docs/reference/configuration.md agrees with
+// it.
 #include "config/keys.h"
 
 #include <fmt/core.h>
@@ -31,7 +32,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
 
-/// {"a": {"b": value}} for the path "a.b".
+/// Builds {"a": {"b": value}} for the path "a.b".
 std::string document(std::string_view path, const Json& value) {
   std::string pointer = "/" + std::string(path);
   for (char& c : pointer) {
@@ -42,7 +43,7 @@ std::string document(std::string_view path, const Json& value) {
   return json.dump();
 }
 
-/// The notes on keys of the file, without those on keys that it lacks.
+/// The notes about keys in the file, without those about missing keys.
 std::vector<std::string> said_of_keys(const Config& config) {
   std::vector<std::string> notes;
   for (const std::string& note : test::every_note(config)) {
@@ -80,7 +81,7 @@ TEST(ConfigKeys, AreUniqueAndFollowTheirBlocks) {
 TEST(ConfigKeys, WithoutMeaningAreAcceptedWithOneNote) {
   for (const ConfigKey& key : configuration_keys()) {
     if (key.key_class != KeyClass::no_meaning) continue;
-    // A block without meaning speaks for what is in it.
+    // If a whole block has no effect, one note covers its keys.
     std::string_view speaker = key.path;
     for (std::size_t dot = key.path.find('.'); dot != std::string_view::npos;
          dot = key.path.find('.', dot + 1)) {
@@ -134,7 +135,7 @@ TEST(ConfigKeys, AutoMeansTheDefaultWhereItIsAllowed) {
     if (key.key_class != KeyClass::honoured || in_a_list(key)) continue;
     if (key.automatic) {
       const Config config = parse_config(document(key.path, "auto"), 1);
-      if (key.path == "gradient_clipping") {  // as Hugging Face's trainer has it
+      if (key.path == "gradient_clipping") {  // the value that Hugging Face's trainer writes
         EXPECT_EQ(config.to_json(), parse_config(R"({"gradient_clipping": 1.0})", 1).to_json());
       } else if (key.path == "bf16.enabled" || key.path == "bfloat16.enabled") {
         EXPECT_EQ(config.to_json(), parse_config(R"({"bf16": {"enabled": true}})", 1).to_json());
@@ -168,15 +169,20 @@ std::vector<std::string> cells_of(const std::string& line) {
   return cells;
 }
 
-/// The page's keys with class, default and text. A key with an effect has a row of its own; keys without stand behind their reason.
+/// The page's keys with class, default and text. Keys that are honoured or refused have a row each, under a
+/// heading that says which; keys without effect stand behind their reason.
 std::multimap<std::string, std::vector<std::string>> documented_keys() {
   std::multimap<std::string, std::vector<std::string>> rows;
   std::ifstream file(std::string(TRANCHE_DOCS) + "/configuration.md");
+  KeyClass of_table = KeyClass::honoured;
   for (std::string line; std::getline(file, line);) {
     if (!line.starts_with("| ")) continue;
+    if (line.starts_with("| Key |"))
+      of_table = line.find("Refused") == std::string::npos ? KeyClass::honoured : KeyClass::refused;
     const std::vector<std::string> cells = cells_of(line);
-    if (cells.size() == 4 && cells[0].starts_with('`')) {
-      rows.emplace(cells[0].substr(1, cells[0].size() - 2), std::vector(cells.begin() + 1, cells.end()));
+    if (cells.size() == 3 && cells[0].starts_with('`')) {
+      rows.emplace(cells[0].substr(1, cells[0].size() - 2),
+                   std::vector{std::string(name_of(of_table)), cells[1], cells[2]});
     } else if (cells.size() == 2 && cells[1].starts_with('`')) {
       for (std::size_t begin = 1, end; begin < cells[1].size(); begin = end + 4) {
         end = cells[1].find('`', begin);

@@ -1,4 +1,4 @@
-// Notes say where a file means something else in DeepSpeed, and a file that means the same has none.
+// A note appears if DeepSpeed interprets a file differently, and not if it interprets it in the same way.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-/// A file to which none of the differences applies, with overrides.
+/// The notes for a file without differences, with these overrides.
 std::vector<std::string> notes(const std::vector<std::string>& overrides) {
   return parse_config(R"({"bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp32"},
     "gradient_clipping": 0.5, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}})",

@@ -1,4 +1,4 @@
-// Offloaded state: how it is asked for, and the settings that do not go together.
+// Offloaded state: the keys that request it, and combinations that are refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,11 +19,11 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-/// Keys of which there would be a note if they were not given.
+/// Keys that would cause notes if they were missing.
 const std::string given = R"("bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp32"},
   "gradient_clipping": 1, "optimizer": {"type": "AdamW"})";
 
-/// Reads them with the overrides.
+/// Reads the keys above with the overrides.
 Config read(const std::vector<std::string>& overrides) {
   return parse_config("{" + given + "}", 2, overrides);
 }
@@ -38,7 +38,7 @@ std::string problems(const std::vector<std::string>& overrides) {
   return "nothing was thrown";
 }
 
-/// The problems of a Config made in code.
+/// The problems of a Config that code has built.
 template <typename Change>
 std::string problems_of(Change change) {
   Config config;
@@ -221,12 +221,12 @@ TEST(ConfigOffload, NvmeNeedsOneFolder) {
                         "zero_optimization.offload_param.nvme_path=/b"}),
               HasSubstr("zero_optimization.offload_optimizer.nvme_path is '/a' and "
                         "zero_optimization.offload_param.nvme_path is '/b'; a rank has one swap file"));
-  // Either block's serves both.
+  // The path of either block applies to both.
   const Config other = read(
       {"zero_optimization.offload_optimizer.device=nvme", "zero_optimization.offload_param.nvme_path=/b"});
   EXPECT_EQ(other.offload.nvme_path, "/b");
   expect_round_trip(other);
-  // A folder alone asks for nothing.
+  // A folder alone requests no offloading.
   EXPECT_FALSE(read({"zero_optimization.offload_param.nvme_path=/b"}).offload.any());
   EXPECT_THAT(problems({"zero_optimization.offload_optimizer.device=disk"}),
               HasSubstr("zero_optimization.offload_optimizer.device: 'disk' is not one of none, cpu, nvme"));
@@ -243,7 +243,7 @@ TEST(ConfigOffload, TheRatioIsAShare) {
   EXPECT_THAT(
       problems_of([](Config& config) { config.offload.ratio = std::numeric_limits<double>::quiet_NaN(); }),
       HasSubstr("offload_optimizer.ratio: nan is not between 0 and 1"));
-  // None of it moves: no folder is asked for either.
+  // Nothing moves, so that no folder is required.
   const Config none = read(
       {"zero_optimization.offload_optimizer.device=nvme", "zero_optimization.offload_optimizer.ratio=0"});
   EXPECT_EQ(none.offload.optimizer, OffloadTier::none);

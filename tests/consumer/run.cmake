@@ -1,5 +1,5 @@
 # cmake -DMODE=installed|subdirectory|subdirectory_whole -DBUILD= -DSOURCE= -DWORK= ... -P run.cmake
-cmake_minimum_required(VERSION 3.25)  # without its policies "installed" in quotes would be the variable of that name
+cmake_minimum_required(VERSION 3.25)  # Older policies would expand "installed" in quotes as a variable.
 
 function(run)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
@@ -10,12 +10,51 @@ function(run)
   set(output "${output}" PARENT_SCOPE)
 endfunction()
 
+# Compiles an installed example as a program that knows pkg-config alone, and runs it.
+function(run_by_pkg_config prefix)
+  file(GLOB_RECURSE description ${prefix}/*/tranche.pc)
+  get_filename_component(folder "${description}" DIRECTORY)
+  run(bash -euc "export PKG_CONFIG_PATH='${folder}'
+${COMPILER} -std=c++20 -O0 '${prefix}/share/tranche/examples/two_layer_network.cpp' -o '${WORK}/by_pkg_config' $(pkg-config --cflags --libs tranche)
+LD_LIBRARY_PATH='${folder}/..' '${WORK}/by_pkg_config' 1")
+  if(NOT output MATCHES "step 100 loss 0\\.[0-9]+")
+    message(FATAL_ERROR "the program that was compiled by pkg-config printed something else: ${output}")
+  endif()
+endfunction()
+
 set(options -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER})
 if(MODE STREQUAL "installed")
-  # Afresh, so that a header or library that is no longer installed is missed; the build may not be of help.
+  # The folder is empty before the installation, so that a header or library that is no longer installed is missing.
   file(REMOVE_RECURSE ${WORK})
+  # Beside what others have there, which stays when it is removed.
+  file(MAKE_DIRECTORY ${WORK}/staging/bin ${WORK}/staging/share/man ${WORK}/staging/include/tranche)
+  file(WRITE ${WORK}/staging/bin/other "")
+  file(WRITE ${WORK}/staging/include/tranche/mine.h "")
+  file(GLOB_RECURSE before RELATIVE ${WORK}/staging LIST_DIRECTORIES true ${WORK}/staging/*)
   run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/staging)
-  file(RENAME ${WORK}/staging ${WORK}/prefix)  # an installation can be moved
+  file(COPY ${WORK}/staging/ DESTINATION ${WORK}/prefix)  # The installation has to work from another folder.
+  file(REMOVE ${WORK}/prefix/include/tranche/mine.h)
+  run(${CMAKE_COMMAND} --build ${BUILD} --target uninstall)
+  file(GLOB_RECURSE after RELATIVE ${WORK}/staging LIST_DIRECTORIES true ${WORK}/staging/*)
+  if(NOT before STREQUAL after)
+    message(FATAL_ERROR "uninstall left ${after}, and before the installation there were ${before}: ${output}")
+  endif()
+  execute_process(COMMAND ${CMAKE_COMMAND} --build ${BUILD} --target uninstall RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  if(status EQUAL 0 OR NOT output MATCHES "nothing is known to be installed from this build folder")
+    message(FATAL_ERROR "a second uninstall ended with status ${status}: ${output}")
+  endif()
+  foreach(file share/man/man1/tranche.1 share/man/man1/tranche-train.1 share/bash-completion/completions/tranche
+          share/zsh/vendor-completions/_tranche share/fish/vendor_completions.d/tranche.fish share/doc/tranche/copyright)
+    file(READ ${WORK}/prefix/${file} text)
+    if(text STREQUAL "")
+      message(FATAL_ERROR "the installed ${file} is empty")
+    endif()
+  endforeach()
+  run_by_pkg_config(${WORK}/prefix)
+  execute_process(COMMAND ${WORK}/prefix/share/tranche/quickstart.sh --cuda RESULT_VARIABLE status ERROR_VARIABLE errors)
+  if(NOT status EQUAL 2 OR NOT errors MATCHES "--cuda is for the build in a clone; this program is installed")
+    message(FATAL_ERROR "the installed quickstart with --cuda ended with status ${status}: ${errors}")
+  endif()
   list(APPEND options -DCMAKE_PREFIX_PATH=${WORK}/prefix)
   file(GLOB_RECURSE public RELATIVE ${SOURCE}/include ${SOURCE}/include/*.h)
   file(GLOB_RECURSE headers RELATIVE ${WORK}/prefix/include ${WORK}/prefix/include/*)
@@ -33,12 +72,15 @@ if(MODE STREQUAL "installed")
     endforeach()
   endforeach()
 else()
-  # The smallest build, so that it is quick: plain kernels for one instruction set, no backends, no optimisation, few
-  # units.
+  # These options make the quickest build: plain kernels for one instruction set, no backends, no optimisation and few
+  # translation units.
   list(APPEND options -DTRANCHE_SOURCE=${SOURCE} -DCMAKE_BUILD_TYPE=Debug
        "-DCMAKE_CXX_FLAGS_DEBUG=-O0 -DHWY_COMPILE_ONLY_STATIC"
        -DTRANCHE_PLAIN_KERNELS=ON -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=32
        -DTRANCHE_MPI=OFF -DTRANCHE_CUDA=OFF -DTRANCHE_URING=OFF)
+  if(MODE STREQUAL "subdirectory_whole")
+    list(APPEND options -DTRANCHE_INSTALL=ON)
+  endif()
 endif()
 run(${CMAKE_COMMAND} -S ${SOURCE}/tests/consumer/project -B ${WORK}/build ${options})
 if(DEFINED ENV{TRANCHE_TEST_PART} AND NOT "$ENV{TRANCHE_TEST_PART}" MATCHES "^[0-9]+/[1-9][0-9]*$")
@@ -49,7 +91,7 @@ if("$ENV{TRANCHE_TEST_PART}" MATCHES "^[1-9]")
   set(other_part ON)
 endif()
 if(MODE STREQUAL "subdirectory" AND other_part)
-  # The other parts of the sweep link what is there with the lowest folder alone, which compiles in a tenth of the time.
+  # The other parts of the sweep build and link only core/, the lowest folder, which takes a tenth of the time.
   message("part $ENV{TRANCHE_TEST_PART}: core_only is built (TRANCHE_TEST_PART); left out: optimizer_list, which part 0 builds")
   run(${CMAKE_COMMAND} --build ${WORK}/build --parallel 1 --target core_only)
   run(${WORK}/build/core_only)
@@ -70,10 +112,15 @@ if(MODE STREQUAL "subdirectory")
 endif()
 run(${CMAKE_COMMAND} --build ${WORK}/build --parallel 1 --target consumer)
 run(${WORK}/build/consumer)
+if(MODE STREQUAL "subdirectory_whole")  # the static libraries
+  run(${CMAKE_COMMAND} --build ${WORK}/build --parallel 1 --target tranche_program)
+  run(${CMAKE_COMMAND} --install ${WORK}/build --prefix ${WORK}/prefix)
+  run_by_pkg_config(${WORK}/prefix)
+endif()
 message("${output}")
 set(printed "${output}")
 if(MODE STREQUAL "installed")
-  # README's lines, as they stand there, in a home of their own.
+  # The commands of README's block run unchanged, with HOME set to an empty folder.
   file(READ ${SOURCE}/README.md readme)
   if(NOT readme MATCHES "\n```\n(cmake --install [^`]+)```\n")
     message(FATAL_ERROR "README.md has no block of lines that begins with cmake --install")
@@ -103,7 +150,7 @@ ${lines}")
   if(NOT output MATCHES "steps 240 applied")
     message(FATAL_ERROR "the example of a training rule printed something else: ${output}")
   endif()
-  # A configuration that cannot be is status 2, with its text, also where there is no Runtime yet.
+  # An invalid configuration ends the program with exit status 2 and the error's text, even before a Runtime exists.
   execute_process(COMMAND ${WORK}/home/my_network/build/two_layer_network 7 RESULT_VARIABLE status ERROR_VARIABLE errors)
   if(NOT status EQUAL 2 OR NOT errors MATCHES "zero_optimization.stage")
     message(FATAL_ERROR "stage 7 ended with status ${status}: ${errors}")

@@ -22,7 +22,7 @@ using namespace detail;
 
 constexpr DataType block_types[] = {DataType::block8, DataType::block8_unsigned};
 
-/// Numbers in (-1, 1) from SplitMix64, as scripts/golden_draw.py draws them, over many powers of two.
+/// Numbers in (-1, 1) from SplitMix64, the same as in scripts/golden_draw.py, scaled over many powers of two.
 std::vector<float> drawn_values(bool with_sign) {
   std::uint64_t state = with_sign ? 8 : 9;
   std::vector<float> values;
@@ -38,7 +38,7 @@ std::vector<float> drawn_values(bool with_sign) {
   return values;
 }
 
-/// The first of the values that are nearest to x, in fp32.
+/// The first of the map's values that are nearest to x, computed in fp32.
 int nearest(std::span<const float, 256> map, float x) {
   const auto above = static_cast<int>(std::lower_bound(map.begin(), map.end(), x) - map.begin());
   int best = std::max(0, above - 2);
@@ -58,8 +58,8 @@ TEST(Block8, MapsAreThoseOfBitsandbytes) {
   }
 }
 
-// The search below is bitsandbytes' own, as the hash of its codes says; codes by arithmetic differ from it in
-// numbers between two values alone.
+// The search below is that of bitsandbytes, as the hash of its codes shows. The library's arithmetic gives
+// other codes only for numbers exactly between two values.
 TEST(Block8, CodesAreThoseOfBitsandbytes) {
   for (const DataType dtype : block_types) {
     const bool with_sign = dtype == DataType::block8;
@@ -104,7 +104,8 @@ TEST(Block8, GivesBackWhatItHoldsAndIsStable) {
       for (std::size_t k = first; k < std::min(first + block8_elements, values.size()); ++k) {
         scale = std::max(scale, std::abs(values[k]));
       }
-      // Half the way to a neighbour of the value, whichever is further; what lies beyond -0.993 has none.
+      // The bound is half the distance to the farther neighbour of the value. Numbers below -0.993 have no
+      // such neighbour.
       const std::span<const float, 256> map = block8_map(dtype == DataType::block8);
       const auto code = std::to_integer<std::size_t>(blocks[i / block8_elements * block8_bytes + i - first]);
       const float left = code == 0 ? 0.0141f : map[code] - map[code - 1];
@@ -113,7 +114,7 @@ TEST(Block8, GivesBackWhatItHoldsAndIsStable) {
     }
     std::vector<std::byte> again(blocks.size());
     encode_blocks8(dtype, back, again.data());
-    // But for -1: the signed map's smallest is -0.993.
+    // An exception is -1, because the signed map's smallest value is -0.993.
     int differing = 0;
     for (std::size_t i = 0; i < again.size(); ++i) differing += again[i] != blocks[i] ? 1 : 0;
     if (dtype == DataType::block8_unsigned) {
@@ -136,7 +137,7 @@ TEST(Block8, ZerosSubnormalsAndWhatIsNotFinite) {
     EXPECT_EQ(back[0], 0x1p-149f);
     EXPECT_EQ(back[1], 0x1p-145f);
     EXPECT_EQ(back[2], 0);
-    // Nothing that is no number is lost.
+    // Infinities and NaN are preserved.
     for (const float bad : {infinity, std::numeric_limits<float>::quiet_NaN()}) {
       encode_block8(dtype, std::array{1.0f, bad, 0.5f}, block.data());
       decode_block8(dtype, block.data(), back);
@@ -167,7 +168,8 @@ TEST(Block8, HasABlocksSizeAndNoElements) {
   EXPECT_EQ(message_of<InvalidArgument>([&] { (void)view.slice(100, 1); }),
             "element 100 of block8 does not begin a block of 256");
   EXPECT_EQ(name_of(DataType::block8), "block8");
-  EXPECT_THROW((void)parse_data_type("block8"), ConfigurationError);  // no dtype of weights or gradients
+  EXPECT_THROW((void)parse_data_type("block8"), ConfigurationError);  // it is not a dtype of weights or
+                                                                      // gradients
 }
 
 }  // namespace

@@ -22,8 +22,9 @@ float float_of(std::uint32_t bits) {
   return std::bit_cast<float>(bits);
 }
 
-/// A 16-bit format with `mantissa` stored bits and its smallest normal exponent, read by the definition of
-/// IEEE formats in double arithmetic, which is exact for all of them. Neither infinity nor NaN.
+/// The value of a 16-bit format with `mantissa` stored bits and the given smallest normal exponent. It
+/// follows the definition of IEEE formats in double arithmetic, which is exact for all of them. The magnitude
+/// is neither infinity nor NaN.
 double value_of(std::uint32_t magnitude, int mantissa, int least_exponent) {
   const auto exponent = static_cast<int>(magnitude >> mantissa);
   const auto fraction = static_cast<double>(magnitude & ((1u << mantissa) - 1));
@@ -32,8 +33,9 @@ double value_of(std::uint32_t magnitude, int mantissa, int least_exponent) {
   return std::ldexp(1.0 + fraction / one, least_exponent + exponent - 1);
 }
 
-/// Slow rounding: finds the two neighbours in the ordered list of all finite magnitudes by bisection, takes
-/// the nearer in double, the even one of a tie; what would follow the largest number stands for infinity.
+/// Rounds slowly: finds the two neighbours in the ordered list of all finite magnitudes by bisection and
+/// takes the nearer one in double, the even one of a tie. The value that would follow the largest number
+/// represents infinity.
 std::uint16_t round_slowly(float value, int mantissa, int least_exponent) {
   const std::uint32_t infinity = ((1u << (15 - mantissa)) - 1) << mantissa;
   const std::uint32_t sign = std::signbit(value) ? 0x8000u : 0;
@@ -44,7 +46,7 @@ std::uint16_t round_slowly(float value, int mantissa, int least_exponent) {
   if (std::isinf(value)) return static_cast<std::uint16_t>(sign | infinity);
   const double magnitude = std::fabs(static_cast<double>(value));
   std::uint32_t low = 0;
-  std::uint32_t high = infinity;  // its "value" continues the number line: twice the largest power of two
+  std::uint32_t high = infinity;  // its value continues the sequence: twice the largest power of two
   while (high - low > 1) {
     const std::uint32_t middle = (low + high) / 2;
     (value_of(middle, mantissa, least_exponent) <= magnitude ? low : high) = middle;
@@ -62,7 +64,7 @@ std::uint16_t bfloat_slowly(float value) {
   return round_slowly(value, 7, -126);
 }
 
-/// Counts instead of one assertion a value: millions are compared.
+/// Counts differences instead of making one assertion per value, because millions are compared.
 struct Comparison {
   std::int64_t wrong = 0;
   std::string first;
@@ -124,18 +126,18 @@ TEST(Conversions, KnownValues) {
   EXPECT_EQ(to_float16(std::nextafter(0x1p-25f, 1.0f)).bits, 0x0001u);
   EXPECT_EQ(to_float16(0x1.8p-24f).bits, 0x0002u);
   EXPECT_EQ(to_float16(-0.0f).bits, 0x8000u);
-  EXPECT_EQ(to_float16(0x1.ffep-15f).bits, 0x0400u);  // the largest subnormal's upper tie becomes normal
+  EXPECT_EQ(to_float16(0x1.ffep-15f).bits, 0x0400u);  // the upper tie of the largest subnormal becomes normal
   EXPECT_EQ(to_bfloat16(std::numeric_limits<float>::max()).bits, 0x7f80u);
   EXPECT_EQ(to_bfloat16(float_of(0x7f7f7fffu)).bits, 0x7f7fu);
   EXPECT_EQ(to_bfloat16(-0.0f).bits, 0x8000u);
-  // A NaN whose payload lies in the dropped bits alone must not become infinity.
+  // A NaN whose payload is only in the dropped bits must not become infinity.
   EXPECT_EQ(to_float16(float_of(0x7f800001u)).bits, 0x7e00u);
   EXPECT_EQ(to_bfloat16(float_of(0xff800001u)).bits, 0xffc0u);
 }
 
 TEST(Conversions, AllBoundariesMatchTheSlowReference) {
-  // Around every 16-bit number and every midpoint between two, a few fp32 numbers each side. The two formats'
-  // midpoints are checked against both.
+  // Tests a few fp32 numbers on each side of every 16-bit number and of every midpoint between two of them.
+  // The midpoints of both formats are checked for both.
   Comparison comparison;
   for (std::uint32_t bits = 0; bits < 0x10000u; ++bits) {
     const std::uint32_t half = bits_of(to_float(float16{static_cast<std::uint16_t>(bits)}));
@@ -162,7 +164,7 @@ TEST(Conversions, RandomPatternsMatchTheSlowReference) {
     const auto first = static_cast<std::uint64_t>(round) * 1000;
     for (std::uint64_t block = first; block < first + 1000; ++block) {
       for (const std::uint32_t bits : random_block(anywhere, block)) comparison.check(float_of(bits));
-      // Exponents from 2^-27 to 2^17 alone, where fp16 is neither zero nor infinite.
+      // Only exponents from 2^-27 to 2^17, where fp16 is neither zero nor infinite.
       for (const std::uint32_t bits : random_block(near_half, block)) {
         const std::uint32_t exponent = 100 + (bits >> 23 & 0xffu) % 45;
         comparison.check(float_of((bits & 0x807fffffu) | exponent << 23));

@@ -24,7 +24,7 @@ JsonNode root_of(const std::string& text = sample) {
   return JsonNode::read<ConfigurationError>(text, "m.json");
 }
 
-/// The message with which `get` refuses the member `key` of an object that has it as `value`.
+/// The error message of `get` for the member `key` of an object, if its value is `value`.
 template <typename Get>
 std::string refused(const std::string& value, Get&& get) {
   const JsonNode root = root_of("{\"a\": {\"b\": " + value + "}}");

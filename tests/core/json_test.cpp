@@ -46,7 +46,7 @@ TEST(Json, OfAKeyGivenTwiceTheLastValueCountsAndThePathIsKnown) {
   EXPECT_EQ(remarks.duplicate, "b.c.d");
 }
 
-// The library's parser takes any depth, and its printing then recurses until the stack ends.
+// The library's parser accepts any depth, but its printing recurses and would overflow the stack.
 TEST(Json, IsNoDeeperThanItMayBe) {
   EXPECT_EQ(problem_of(nested(64)), "");
   EXPECT_EQ(problem_of(nested(65)), "blocks are nested deeper than 64");
@@ -88,7 +88,7 @@ TEST(Json, IntegersMayBeWrittenInAnyWayThatIsExact) {
   }
 }
 
-// The library's own reading compares each key with all before it.
+// The library's own parser compares each key with all earlier ones.
 TEST(Json, ManyKeysTakeTimeInProportion) {
   std::string text = "{";
   for (int key = 0; key < 300'000; ++key) text += "\"key" + std::to_string(key) + "\":0,";

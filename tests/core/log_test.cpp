@@ -88,7 +88,7 @@ TEST(Logger, StandardErrorLinesStartWithTheRank) {
 }
 
 TEST(Logger, ManyOfThemLiveTogether) {
-  // A registry by name would refuse the second.
+  // A registry by name would refuse the second one.
   testing::internal::CaptureStderr();
   const Logger a(0);
   const Logger b(1);

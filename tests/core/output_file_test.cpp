@@ -1,4 +1,4 @@
-// Files that users name for output: replaced as a whole where they are regular files, never otherwise.
+// Output files that users name: regular files are replaced as a whole, other files never.
 #include "core/output_file.h"
 
 #include <fcntl.h>
@@ -45,7 +45,7 @@ class OutputFileTest : public testing::Test {
   std::size_t names() const {
     return static_cast<std::size_t>(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()));
   }
-  /// A FIFO with somebody who reads it.
+  /// Creates a FIFO with a reader.
   int reader_of(const std::string& name) const {
     EXPECT_EQ(::mkfifo(path(name).c_str(), 0600), 0);
     return ::open(path(name).c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
@@ -127,7 +127,7 @@ TEST_F(OutputFileTest, AFifoIsWrittenToAndStays) {
 
 TEST_F(OutputFileTest, AFifoThatNobodyReadsIsRefusedAndNotWaitedFor) {
   ASSERT_EQ(::mkfifo(path("fifo").c_str(), 0600), 0);
-  require_output_file(path("fifo"));  // a reader may come before the end
+  require_output_file(path("fifo"));  // a reader may open it before the end
   const IoError error = refused([&] { write_output_file(path("fifo"), "x"); });
   EXPECT_EQ(error.code(), ENXIO);
   EXPECT_NE(error.message().find("fifo' cannot be written: nobody reads this FIFO"), std::string::npos);
@@ -135,7 +135,7 @@ TEST_F(OutputFileTest, AFifoThatNobodyReadsIsRefusedAndNotWaitedFor) {
 }
 
 TEST_F(OutputFileTest, DevicesAreWrittenToAndStay) {
-  // The system's own are named only where this user could not replace them.
+  // Only device files that this user could not replace are named.
   const auto device = [&](const char* name, unsigned minor) {
     const bool made = ::mknod(path(name).c_str(), S_IFCHR | 0666, makedev(1, minor)) == 0;
     return made || ::geteuid() == 0 ? path(name) : std::string("/dev/") + name;
@@ -203,7 +203,7 @@ TEST_F(OutputFileTest, TheTemporaryFileHasARandomNameAndIsNotFollowedThroughALin
   EXPECT_NE(first, second);
   EXPECT_TRUE(first.starts_with("r.") && first.ends_with(".part")) << first;
   EXPECT_EQ(first.size(), std::string("r.0123456789abcdef.part").size());
-  // Names that could be guessed are left alone.
+  // Predictable names are not used for temporary files.
   const std::string victim = put("victim", "precious");
   fs::create_symlink(victim, path("r." + std::to_string(::getpid()) + ".part"));
   write_output_file(path("r"), "x");

@@ -91,7 +91,7 @@ TEST(PrintableBuffer, AProgramsOwnCodesPass) {
   EXPECT_EQ(plain.str(), "\x1b");
 }
 
-/// Room for a few bytes, and no more.
+/// A buffer with room for only a few bytes.
 class FullBuffer : public std::streambuf {
  protected:
   std::streamsize xsputn(const char*, std::streamsize size) override {

@@ -31,7 +31,7 @@ TEST(Philox, PublishedKnownAnswers) {
 }
 
 TEST(RandomBits, CounterIsTheDocumentedOne) {
-  // Weights of a seed must stay the same for ever: this pins how a key becomes a counter.
+  // Weights drawn from a seed must never change, so this test fixes the mapping from key to counter.
   const RandomKey key{0x0123456789abcdefu, RandomPurpose::dropout, 0xfedcba9876543210u};
   const std::uint64_t block = 0x00a1b2c3d4e5f607u;
   EXPECT_EQ(random_block(key, block),
@@ -52,8 +52,8 @@ TEST(RandomBits, BlocksAreFourConsecutiveElements) {
 }
 
 TEST(RandomBits, StreamsOfOneSeedNeverShareABlock) {
-  // For one seed Philox is a bijection of the counter, so blocks are equal if and only if counters are: any
-  // two equal blocks here would be a collision of the mapping, not chance.
+  // For one seed Philox is a bijection of the counter. So blocks are equal if and only if counters are, and
+  // two equal blocks here would be a collision of the mapping rather than chance.
   std::vector<std::uint64_t> numbers{0, 3};
   for (int bit = 0; bit < 64; ++bit) numbers.push_back(std::uint64_t{1} << bit);
   std::set<Block> seen;
@@ -105,8 +105,8 @@ TEST(RandomUniform, IsTheTopBitsOfTheDraw) {
 }
 
 TEST(RandomUniform, BucketsAreEven) {
-  // Chi-square over 256 buckets: mean 255, standard deviation sqrt(2 * 255) = 22.6. The numbers are fixed, so
-  // the bound of five deviations either way can only fail when the generator changes.
+  // Chi-square over 256 buckets has mean 255 and standard deviation sqrt(2 * 255) = 22.6. The numbers are
+  // fixed, so the bound of five deviations fails only if the generator changes.
   for (const std::uint64_t seed : {std::uint64_t{0}, std::uint64_t{1}, ~std::uint64_t{0}}) {
     std::array<std::int64_t, 256> buckets{};
     double sum = 0;
@@ -178,7 +178,7 @@ TEST(RandomNormal, HasTheMomentsOfTheNormal) {
 }
 
 TEST(RandomNormal, TheLeastWordGivesTheLargestNumberNotInfinity) {
-  // Found by search: the first word of this block is 0, whose logarithm would be infinite if taken as it is.
+  // The first word of this block, found by search, is 0, whose logarithm would be infinite.
   const std::uint64_t index = 4 * std::uint64_t{1844268960};
   ASSERT_EQ(random_bits(test_key(0), index), 0u);
   const double first = random_normal(test_key(0), index);

@@ -97,7 +97,7 @@ TEST(RelaxedJson, EveryByteKnowsItsPlace) {
   EXPECT_EQ(place_in("", 9), "line 1, column 1");
 }
 
-/// Cut anywhere, a text is a problem or no JSON, and never more than that.
+/// A text that is cut anywhere is either an error or not JSON, and causes no crash.
 TEST(RelaxedJson, TextsThatEndTooEarly) {
   const std::string whole = "{a: 'x\\'y', # c\n \"b\\\"\": [True, {c: /* d */ 1e5,},],\n}";
   EXPECT_EQ(read(whole), R"({"a":"x'y","b\"":[true,{"c":100000.0}]})");

@@ -42,7 +42,7 @@ TEST(SweepPart, PartsMeetEachNumberOnceAndEachRemainder) {
   }
 }
 
-// The loops of a sweep: 3 x 3 x 4 and the like.
+// The loops of a sweep, for example 3 x 3 x 4.
 TEST(SweepPart, MeetsEveryValueOfEachLoop) {
   for (const std::array<int, 3>& lengths : {std::array{3, 3, 3},
                                             {2, 4, 3},

@@ -91,7 +91,7 @@ TEST(Narrow, KeepsWhatFitsAndThrowsOtherwise) {
               HasSubstr("integer 256 does not fit"));
   EXPECT_THAT(message_of<InvalidArgument>([] { (void)narrow<std::uint8_t>(-1); }),
               HasSubstr("integer -1 does not fit"));
-  // The bits survive these two; only the sign does not.
+  // Both conversions preserve the bits but not the sign.
   EXPECT_THAT(message_of<InvalidArgument>([] { (void)narrow<std::uint64_t>(std::int64_t{-1}); }),
               HasSubstr("does not fit"));
   EXPECT_THAT(message_of<InvalidArgument>([] { (void)narrow<std::int64_t>(~std::uint64_t{0}); }),

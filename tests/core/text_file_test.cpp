@@ -55,13 +55,13 @@ TEST_F(TextFile, RefusalsSayWhy) {
   EXPECT_THAT(refusal("/dev/zero", Pipes::allowed), ::testing::HasSubstr("it has more than 1000 bytes"));
 }
 
-// An archive may hold a pipe of any name: without a writer, opening it would wait for ever.
+// An archive may contain a pipe under any name. Opening it without a writer would wait for ever.
 TEST_F(TextFile, PipesWithoutAWriterDoNotHoldItUp) {
   ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
   EXPECT_THAT(refusal(path("pipe")), EndsWith("it is no regular file"));
 }
 
-// A shell's <(command) is one.
+// A shell's <(command) is such a pipe.
 TEST_F(TextFile, PipesAreReadToTheirEndWhereTheyAreAllowed) {
   ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
   std::jthread writer([&] {

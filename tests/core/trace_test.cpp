@@ -29,7 +29,7 @@ std::vector<json> events_of(const TraceRecorder& trace, const std::string& phase
   return result;
 }
 
-/// tid of every named track.
+/// The tid of every named track.
 std::map<std::string, int> tracks_of(const TraceRecorder& trace) {
   std::map<std::string, int> result;
   for (const json& event : events_of(trace, "M")) {

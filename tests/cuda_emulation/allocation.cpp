@@ -1,4 +1,4 @@
-// Memory of the runtime: device, pinned, registered, stream-ordered.
+// Memory functions of the runtime: device, pinned, registered and stream-ordered memory.
 #include <fmt/format.h>
 
 #include "tests/cuda_emulation/state.h"
@@ -22,14 +22,14 @@ cudaError_t cudaFree(void* data) {
     if (const cudaError_t refused = refuse_under_capture("cudaFree"); refused != cudaSuccess) return refused;
     if (data == nullptr) return cudaSuccess;
     Allocation allocation;
-    if (find(data, allocation)) drain_device(allocation.device);  // as the real one does
+    if (find(data, allocation)) drain_device(allocation.device);  // the real function waits too
     if (release(data, MemoryKind::device)) return cudaSuccess;
     return misuse(cudaErrorInvalidValue,
                   fmt::format("cudaFree: {} is not the beginning of a live allocation", data));
   });
 }
 
-// Stream-ordered allocation: taken at once, given back in the stream's order.
+// Stream-ordered memory is allocated at once and freed in the stream's order.
 cudaError_t cudaMallocAsync(void** data, std::size_t bytes, cudaStream_t stream) {
   return call("cudaMallocAsync", [&] {
     if (data == nullptr) return cudaErrorInvalidValue;
@@ -123,7 +123,7 @@ cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
   return call("cudaHostGetDevicePointer", [&] {
     Allocation allocation;
     if (!find(host, allocation) || allocation.kind == MemoryKind::device) return cudaErrorInvalidValue;
-    *device = host;  // one address space
+    *device = host;  // there is one address space
     return cudaSuccess;
   });
 }
@@ -147,7 +147,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   });
 }
 
-// The one pool is the device itself: it keeps nothing.
+// The only pool is the device itself, which keeps no freed memory.
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int device) {
   return call("cudaDeviceGetDefaultMemPool", [&] {
     if (device < 0 || device >= device_count()) return cudaErrorInvalidDevice;

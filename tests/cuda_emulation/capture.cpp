@@ -18,7 +18,7 @@ void set_capture(cudaStream_t stream, std::shared_ptr<Capture> capture);
 namespace {
 
 struct Captures {
-  std::set<std::shared_ptr<Capture>> open;  // under capture_mutex()
+  std::set<std::shared_ptr<Capture>> open;  // guarded by capture_mutex()
   std::mutex mutex;
   std::set<cudaGraph_t> graphs;
   std::set<cudaGraphExec_t> executables;
@@ -37,8 +37,9 @@ bool is_capturing(cudaStream_t stream) {
   return capture_of(stream) != nullptr;
 }
 
-// The rules of cudaThreadExchangeStreamCaptureMode: unsafe calls are refused while this thread captures in
-// another mode than relaxed, and, to threads in global mode, while any thread captures in global mode.
+// The rules of cudaThreadExchangeStreamCaptureMode. Unsafe calls are refused while this thread captures in a
+// mode other than relaxed. For threads in global mode they are also refused while any thread captures in
+// global mode.
 cudaError_t refuse_under_capture(const char* name) {
   bool refused = false;
   {
@@ -162,7 +163,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
       operations = executable->operations;
     }
     count_graph_launch();
-    // One by one, so that host functions run without access to device memory.
+    // Operations run one by one, so that host functions have no access to device memory.
     for (std::size_t i = 0; i < operations->size(); ++i) {
       const cudaError_t error =
           submit(stream, {[operations, i] { (*operations)[i].run(); }, (*operations)[i].on_device});
@@ -183,7 +184,8 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t executable, cudaStream_t stream) {
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, std::size_t* count) {
   return call("cudaGraphGetNodes", [&] {
     std::lock_guard lock(captures().mutex);
-    if (captures().graphs.count(graph) == 0 || nodes != nullptr) return cudaErrorInvalidValue;  // counts only
+    if (captures().graphs.count(graph) == 0 || nodes != nullptr)
+      return cudaErrorInvalidValue;  // only the count is supported
     *count = graph->operations.size();
     return cudaSuccess;
   });

@@ -31,7 +31,7 @@ void set_least_alignment(std::uint32_t bytes);
 
 /// Rank `rank` of every NCCL communicator stops responding: its operations wait until they are aborted.
 void silence_rank(int rank);
-/// From now on ncclCommGetAsyncError returns `nccl_error` on that rank.
+/// Makes ncclCommGetAsyncError return `nccl_error` on that rank from now on.
 void fail_rank(int rank, int nccl_error);
 void heal_ranks();
 
@@ -45,7 +45,7 @@ void recover();
 void set_seed(std::uint64_t seed);
 /// Streams wait up to so many microseconds before each operation (initially TRANCHE_EMULATION_DELAY).
 void set_delay(int microseconds);
-/// From now on the first launch of each kernel waits for the whole device, or none does (initially
+/// Selects whether the first launch of each kernel from now on waits for the whole device (initially
 /// TRANCHE_EMULATION_LAZY).
 void set_lazy_loading(bool lazy);
 /// The memory of each emulated GPU (initially TRANCHE_EMULATED_MEMORY; default 4 GiB).

@@ -76,7 +76,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
     if (pageable && is_capturing(stream)) {
       return refuse_on_captured("cudaMemcpyAsync with pageable host memory", stream);
     }
-    // Memory may be gone by the time the copy runs: that is found then.
+    // The memory may be freed before the copy runs, so it is checked then.
     const int device = device_of(stream);
     const cudaError_t error =
         submit(stream, {[=] {
@@ -102,7 +102,7 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, std::size_
   return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
 }
 
-// On the default stream, which waits for the others.
+// Runs on the default stream, which waits for the others.
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
   return call("cudaMemcpy", [&] {
     if (const cudaError_t refused = refuse_under_capture("cudaMemcpy"); refused != cudaSuccess)
@@ -198,7 +198,7 @@ cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, 
     if (width == 0 || height == 0) return cudaSuccess;
     if (to_pitch < width || from_pitch < width)
       return misuse(cudaErrorInvalidPitchValue, "cudaMemcpy2DAsync: pitch below width");
-    // The first row tells the sides; the ranges are checked whole.
+    // The first row determines the sides; then the whole ranges are checked.
     const Sides sides = sides_of("cudaMemcpy2DAsync", to, from, width, kind);
     if (sides.error != cudaSuccess) return sides.error;
     std::string why = complaint_about_rows(to, to_pitch, width, height, sides.to_device);

@@ -1,4 +1,4 @@
-// cuBLASLt's handles, descriptions and choice of algorithms; products are checked and go to the stream.
+// cuBLASLt's handles, descriptors and choice of algorithms. Products are checked and enqueued on the stream.
 #include <cublasLt.h>
 #include <fmt/format.h>
 
@@ -15,7 +15,7 @@
 namespace cuda_emulation {
 namespace {
 
-// The content here of the header's other opaque structures.
+// The contents of the other opaque structures in this emulation.
 struct Preference {
   std::uint64_t workspace;
   std::uint32_t alignment[4];
@@ -340,7 +340,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
   });
 }
 
-// One algorithm that uses a workspace, where one may be used, and one that needs none.
+// Returns one algorithm that uses a workspace, if one is allowed, and one that needs none.
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t description,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
@@ -367,7 +367,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
       cublasLtMatmulHeuristicResult_t& result = results[(*found)++];
       result = {};
       Algorithm algorithm{algorithm_magic, workspace, {}};
-      // It relies on the alignment that it was promised.
+      // The algorithm relies on the alignment in the preference.
       for (int i = 0; i < 4; ++i) algorithm.alignment[i] = std::min(p.alignment[i], 16u);
       write(&result.algo, algorithm);
       result.workspaceSize = workspace;
@@ -444,7 +444,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                                                   fail_device(device, cudaErrorIllegalAddress, late);
                                                   return;
                                                 }
-                                                // Another user of the workspace will notice.
+                                                // Another user of the workspace then finds NaNs.
                                                 if (used > 0) std::memset(workspace, 0xff, used);
                                                 compute_product(task);
                                               },

@@ -1,4 +1,5 @@
-// Products against plain loops in fp64, every transposition, element type and epilogue that is emulated.
+// Compares products with plain loops in fp64, for every transposition, element type and epilogue that is
+// emulated.
 #include <cublasLt.h>
 
 #include <cmath>
@@ -56,7 +57,7 @@ class CublasLt : public Emulation {
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   };
 
-  /// Runs the case with paddings between columns and matrices and compares all it wrote.
+  /// Runs the case with padding between columns and matrices and compares everything that was written.
   template <class In, class Out>
   void check(const Case& c) {
     SCOPED_TRACE(::testing::Message()
@@ -122,7 +123,7 @@ class CublasLt : public Emulation {
     const auto at = [](const auto& v, std::int64_t i) {
       return static_cast<double>(tranche::to_float(v[static_cast<std::size_t>(i)]));
     };
-    // Rounding of the result, and of up to k + 3 sums of values up to k + 3.
+    // The rounding of the result, and of up to k + 3 additions of values up to k + 3.
     const double unit = std::is_same_v<Out, float>     ? std::ldexp(1, -24)
                         : std::is_same_v<Out, float16> ? std::ldexp(1, -11)
                                                        : std::ldexp(1, -8);

@@ -223,12 +223,12 @@ cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute, int) {
               [&] { return function == nullptr ? cudaErrorInvalidValue : cudaSuccess; });
 }
 
-// As if registers were never short: what shared memory and threads allow.
+// Assumes that registers are never short; only shared memory and threads are limits.
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int threads,
                                                           std::size_t shared) {
   return call("cudaOccupancyMaxActiveBlocksPerMultiprocessor", [&] {
     if (threads < 1 || threads > 1024) return cudaErrorInvalidValue;
-    const std::size_t each = shared + 1024;  // the hardware keeps 1 KiB of each block's
+    const std::size_t each = shared + 1024;  // the hardware reserves 1 KiB for each block
     *blocks = std::min(32, std::min(2048 / threads, static_cast<int>(std::size_t{228 * 1024} / each)));
     return cudaSuccess;
   });

@@ -1,5 +1,5 @@
-// The driver's functions that programs fetch at run time: memory mapped apart from its addresses, and streams
-// that wait for a word of memory.
+// Functions of the driver that programs fetch at run time: memory that is mapped separately from its
+// addresses, and streams that wait for a word in memory.
 #include <cuda.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -30,7 +30,7 @@ struct Mapping {
 
 struct Driver {
   std::mutex mutex;
-  std::map<CUdeviceptr, std::size_t> ranges;  // reserved
+  std::map<CUdeviceptr, std::size_t> ranges;  // reserved addresses
   std::map<CUmemGenericAllocationHandle, Handle> handles;
   std::map<CUdeviceptr, Mapping> mappings;
   CUmemGenericAllocationHandle next = 1;
@@ -183,7 +183,7 @@ CUresult set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDes
     if (mapping->second.accessible) return CUDA_SUCCESS;
     auto* data = static_cast<unsigned char*>(pointer(address));
     if (mprotect(data, bytes, PROT_READ | PROT_WRITE) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
-    madvise(data, bytes, MADV_HUGEPAGE);  // cheaper to touch, close and open
+    madvise(data, bytes, MADV_HUGEPAGE);  // cheaper to touch, protect and unprotect
     poison(data, bytes);
     mapping->second.accessible = true;
     add_allocation({data, bytes, MemoryKind::device, access->location.id, true});
@@ -191,7 +191,7 @@ CUresult set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDes
   });
 }
 
-// Does not wait: unmapping under work that uses the memory is a fault here as there.
+// This does not wait; unmapping memory while work uses it is an error here as with the real driver.
 CUresult unmap(CUdeviceptr address, std::size_t bytes) {
   return driver_call("cuMemUnmap", [&] {
     Driver& d = driver();
@@ -244,7 +244,7 @@ void* address_of(Function* function) {
   return reinterpret_cast<void*>(function);
 }
 
-// A source of kernels is a module of one function: the one it is known by stands for all of them.
+// A source of kernels is a module with one function, which stands for all kernels of the source.
 CUresult function_get_module(CUmodule* module, CUfunction function) {
   return driver_call("cuFuncGetModule", [&] {
     *module = reinterpret_cast<CUmodule>(function);
@@ -269,7 +269,7 @@ CUresult module_enumerate_functions(CUfunction* functions, unsigned count, CUmod
 
 CUresult function_load(CUfunction) {
   return driver_call("cuFuncLoad", [] {
-    if (load_all_kernels()) drain_device(current_device());  // as a first launch does
+    if (load_all_kernels()) drain_device(current_device());  // a first launch waits as well
     return CUDA_SUCCESS;
   });
 }

@@ -1,4 +1,4 @@
-// Errors, their injection, and counts.
+// Errors, their injection, and counts of calls.
 #include <fmt/format.h>
 
 #include <array>
@@ -30,7 +30,7 @@ struct Book {
   std::atomic<int> delay{static_cast<int>(environment("TRANCHE_EMULATION_DELAY", 0))};
 };
 
-// Never destroyed: streams' threads may outlive main().
+// This is never destroyed, because threads of streams may outlive main().
 Book& book() {
   static Book& instance = *new Book;
   return instance;

@@ -1,4 +1,4 @@
-// Events: each record makes a new point, which waits and queries then mean.
+// Events. Each record creates a new point, to which later waits and queries refer.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -13,7 +13,7 @@ struct CUevent_st {
   unsigned flags = 0;
   std::mutex mutex;
   std::shared_ptr<Point> point;      // null before the first record
-  std::shared_ptr<Capture> capture;  // of the stream it was last recorded in
+  std::shared_ptr<Capture> capture;  // capture of the stream in which it was last recorded
   cudaStream_t captured_in = nullptr;
 };
 
@@ -157,7 +157,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
       }
       return cudaSuccess;
     }
-    if (!point) return cudaSuccess;  // never recorded
+    if (!point) return cudaSuccess;  // the event was never recorded
     if (capture) {
       std::lock_guard lock(capture_mutex());
       capture->invalid = true;

@@ -16,8 +16,9 @@
 #endif
 
 #if defined(__x86_64__)
-// Saves what the ABI lets a callee keep, swaps the stack pointers, restores. swapcontext() also asks the
-// kernel for the signal mask each time, which costs more than all the rest of a switch.
+// Saves the registers that the ABI requires a callee to preserve, swaps the stack pointers, and restores
+// them. swapcontext() would also ask the kernel for the signal mask each time, which takes longer than the
+// rest of a switch.
 extern "C" void tranche_emulation_switch(void** save, void* load);
 asm(R"(
 .text
@@ -86,7 +87,7 @@ void Fiber::start(void (*entry)(void*), void* argument) {
   fake_stack_ = nullptr;
 #if defined(__x86_64__)
   auto* top = reinterpret_cast<std::uintptr_t*>(stack_ + bytes_ - offset_);
-  top[-1] = 0;  // where run() would return to
+  top[-1] = 0;  // return address of run()
   top[-2] = reinterpret_cast<std::uintptr_t>(&Fiber::run);
   for (int saved = 3; saved <= 8; ++saved) top[-saved] = 0;
   position_ = top - 8;
@@ -143,7 +144,7 @@ void Fiber::run() {
   self->entry_(self->argument_);
   self->ended_ = true;
   self->leave(true);
-  std::abort();  // an ended fiber was resumed
+  std::abort();  // a fiber that has ended was resumed
 }
 
 void Fiber::abandon() {

@@ -21,7 +21,7 @@ constinit thread_local BlockRunner* active_runner = nullptr;
 constexpr std::size_t most_shared_bytes = 227 * 1024;
 constexpr std::size_t red_zone_bytes = 1024;
 constexpr unsigned char red_zone_byte = 0xa5;
-// AddressSanitizer's red zones and unoptimised frames make kernels' frames several times larger.
+// AddressSanitizer's red zones and unoptimised code make stack frames of kernels several times larger.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr std::size_t fiber_stack_bytes = 512 * 1024;
 #else
@@ -148,7 +148,7 @@ void BlockRunner::run_block(uint3 block) {
     active_.push_back(i);
   }
   while (failure_.empty()) {
-    // One warp runs for a while, most often to its next barrier: its stacks stay in the cache.
+    // One warp runs for a while, usually to its next barrier, so that its stacks stay in the cache.
     while (!active_.empty() && failure_.empty()) {
       const std::uint32_t choice = shuffler_.below(static_cast<std::uint32_t>(active_.size()));
       Warp& warp = warps_[active_[choice]];
@@ -268,7 +268,7 @@ bool BlockRunner::release_barrier() {
   return true;
 }
 
-// No thread can go on. The one to name is one that waits in a warp's collective, else one at the barrier.
+// No thread can continue. The diagnostic names one that waits in a warp collective, else one at the barrier.
 void BlockRunner::diagnose_stall() {
   for (const RunningThread& thread : threads_) {
     if (thread.state != ThreadState::in_warp) continue;
@@ -330,7 +330,7 @@ void BlockRunner::wait_in_warp(const char* name, unsigned mask, Exchange exchang
   if (!complete_collective(thread)) thread.fiber->suspend();
 }
 
-// The last lane to come does the exchange, makes the others ready and goes on.
+// The last lane that arrives performs the exchange, makes the others ready and continues.
 bool BlockRunner::complete_collective(RunningThread& last) {
   Warp& warp = warps_[last.number / 32];
   if (++warp.waiting < __builtin_popcount(last.mask)) return false;
@@ -389,10 +389,10 @@ void BlockRunner::report(const RunningThread& thread, const std::string& what, c
 void BlockRunner::fail(std::string what, const Where& where) {
   report(current(), what, where);
   {
-    std::string released;  // nothing that lies on this stack is destroyed any more
+    std::string released;  // destructors of objects on this stack do not run any more
     what.swap(released);
   }
-  current().fiber->suspend();  // and is abandoned there
+  current().fiber->suspend();  // the fiber is abandoned here
   std::abort();
 }
 

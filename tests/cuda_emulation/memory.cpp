@@ -1,4 +1,4 @@
-// The books of emulated memory and the address space of the GPUs.
+// Accounting of emulated memory, and the address space of the GPUs.
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -22,10 +22,10 @@ namespace {
 constexpr std::size_t page_bytes = 4096;
 constexpr std::size_t address_space_bytes = std::size_t{8} << 40;
 constexpr std::size_t huge_page_bytes = 2 << 20;
-constexpr std::size_t poisoned_bytes = 32 << 20;  // of each allocation: more would be slow
+constexpr std::size_t poisoned_bytes = 32 << 20;  // poisoned bytes of each allocation; more would be slow
 constexpr unsigned char tail_byte = 0xa5;
 constexpr std::int64_t allocation_granule = 512;
-/// The bytes that a context takes of a real GPU, so that accounts which ignore it do not close.
+/// The bytes that a context uses on a real GPU, so that accounting that ignores them fails.
 constexpr std::int64_t context_bytes = 32 << 20;
 
 std::size_t round_up(std::size_t bytes, std::size_t multiple) {
@@ -37,8 +37,8 @@ struct Memory {
   std::map<std::uintptr_t, Allocation> allocations;
   unsigned char* space = nullptr;  // of address_space_bytes
   std::size_t used_space = 0;
-  std::multimap<std::size_t, void*> recycled;  // reservations given back, by size
-  int users = 0;                               // operations that need device memory
+  std::multimap<std::size_t, void*> recycled;  // freed reservations by size
+  int users = 0;                               // operations in progress that need device memory
   bool protect = environment("TRANCHE_EMULATION_PROTECT", 1) != 0;
   std::map<int, std::int64_t> in_use;
   struct sigaction previous {};
@@ -57,8 +57,8 @@ void write_text(const std::string& text) {
   if (::write(STDERR_FILENO, text.data(), text.size()) < 0) return;
 }
 
-// Says whose fault an access was, then lets it take its course. Not safe in general for a signal handler, but
-// the faulting code was none of the allocator's.
+// Prints which side made the access, then lets the fault happen. In general that is not safe in a signal
+// handler, but the faulting code is not part of the allocator.
 void explain_fault(int signal, siginfo_t* info, void* context) {
   Memory& m = memory();
   const auto* address = static_cast<unsigned char*>(info->si_addr);
@@ -80,7 +80,7 @@ void explain_fault(int signal, siginfo_t* info, void* context) {
   }
   struct sigaction standard {};
   standard.sa_handler = SIG_DFL;
-  sigaction(signal, &standard, nullptr);  // the instruction faults again
+  sigaction(signal, &standard, nullptr);  // the instruction then faults again
 }
 
 void set_access(Memory& m, const Allocation& allocation) {
@@ -193,7 +193,8 @@ void* allocate_device(int device, std::size_t bytes) {
     give_bytes(device, charged);
     return nullptr;
   }
-  if (bytes >= huge_page_bytes) madvise(data, mapped, MADV_HUGEPAGE);  // cheaper to touch, close and open
+  if (bytes >= huge_page_bytes)
+    madvise(data, mapped, MADV_HUGEPAGE);  // cheaper to touch, protect and unprotect
   poison(data, bytes);
 #if defined(__SANITIZE_ADDRESS__)
   __asan_poison_memory_region(data + bytes, mapped - bytes);
@@ -246,7 +247,7 @@ bool release(void* data, MemoryKind kind) {
     munmap(allocation.data, mapped + page_bytes);
     return true;
   }
-  close_addresses(allocation.data, mapped);  // the addresses stay reserved, so that a late use faults
+  close_addresses(allocation.data, mapped);  // the addresses stay reserved, so that a late access faults
   give_bytes(allocation.device, static_cast<std::int64_t>(round_up(allocation.bytes, allocation_granule)));
   return true;
 }
@@ -266,7 +267,7 @@ std::string complaint_about(const void* address, std::size_t bytes, bool device_
   const char* side = device_side ? "device" : "host";
   const auto* begin = static_cast<const unsigned char*>(address);
   const auto* const end = begin + bytes;
-  while (begin < end) {  // mappings side by side make one range
+  while (begin < end) {  // adjacent mappings form one range
     Allocation allocation;
     const bool known = find(begin, allocation);
     if (!known && !device_side) {

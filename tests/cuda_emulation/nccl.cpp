@@ -1,5 +1,4 @@
-// NCCL's functions. Ranks are threads of one process; each needs an emulated GPU of its own, as on a real
-// machine.
+// NCCL's functions. Ranks are threads of one process; each needs its own emulated GPU, as on a real machine.
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -30,7 +29,7 @@ static_assert(sizeof(Id) <= sizeof(ncclUniqueId));
 
 struct Ranks {
   std::mutex mutex;
-  std::map<std::uint64_t, std::shared_ptr<Clique>> cliques;  // until all have come
+  std::map<std::uint64_t, std::shared_ptr<Clique>> cliques;  // until all ranks have arrived
   std::map<ncclComm_t, std::shared_ptr<Member>> live;
   std::uint64_t ids = 0;
 };
@@ -70,7 +69,7 @@ std::shared_ptr<Member> member_of(ncclComm_t comm) {
   return found == ranks().live.end() ? nullptr : found->second;
 }
 
-/// The state that ncclCommGetAsyncError tells.
+/// The state that ncclCommGetAsyncError returns.
 ncclResult_t state_of(Member& member) {
   if (const int injected = injected_error(member.rank); injected != 0)
     return static_cast<ncclResult_t>(injected);
@@ -85,7 +84,7 @@ ncclResult_t state_of(Member& member) {
   return ncclSuccess;
 }
 
-/// Why the communicator takes no call now.
+/// The error if the communicator accepts no call now.
 ncclResult_t not_ready(const char* name, Member& member) {
   if (member.aborted) return problem(ncclInvalidUsage, fmt::format("{} on an aborted communicator", name));
   const ncclResult_t state = state_of(member);
@@ -132,7 +131,7 @@ ncclResult_t end_group() {
   return result;
 }
 
-/// Every data-moving function: checks, and becomes part of the group or a group of its own.
+/// Used by every function that moves data: checks the call, and adds it to the group or makes a group of it.
 ncclResult_t issue(NcclCall call, std::size_t from_pieces, std::size_t to_pieces, ncclComm_t comm,
                    cudaStream_t stream) {
   const char* name = name_of(call.what);
@@ -177,7 +176,7 @@ std::size_t size_of(ncclComm_t comm) {
   return member ? member->clique->size : 0;
 }
 
-/// Under the clique's lock, when all have come.
+/// Called under the clique's lock when all ranks have arrived.
 void check_devices(Clique& clique) {
   for (std::size_t a = 0; a < clique.size; ++a) {
     for (std::size_t b = 0; b < a; ++b) {
@@ -240,7 +239,7 @@ ncclResult_t drop(ncclComm_t comm) {
     std::lock_guard lock(ranks().mutex);
     ranks().live.erase(comm);
   }
-  // Cliques and members own each other, so that the last to leave need not be known.
+  // Cliques and members own each other, so it does not matter which leaves last.
   {
     std::lock_guard lock(comm->member->clique->mutex);
     comm->member->clique->members[static_cast<std::size_t>(comm->member->rank)] = nullptr;
@@ -353,7 +352,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   });
 }
 
-// Waits for nobody: what is queued ends at once when its turn comes.
+// Does not wait for peers; queued operations end at once when they would start.
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   return nccl_call("ncclCommAbort", [&] {
     const auto member = member_of(comm);
@@ -393,7 +392,7 @@ ncclResult_t ncclCommRegister(const ncclComm_t comm, void* data, std::size_t byt
       return problem(ncclInvalidArgument,
                      fmt::format("ncclCommRegister: {}", why.empty() ? "no bytes" : why));
     }
-    *handle = comm;  // nothing to own: a communicator that is aborted takes its registrations along
+    *handle = comm;  // nothing to own, because an aborted communicator drops its registrations
     return ncclSuccess;
   });
 }

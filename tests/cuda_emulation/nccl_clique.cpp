@@ -1,4 +1,4 @@
-// The exchange between the ranks: messages and collectives, on the streams' threads.
+// The exchange between the ranks: messages and collectives, run on the streams' threads.
 #include "tests/cuda_emulation/nccl_clique.h"
 
 #include <fmt/format.h>
@@ -18,7 +18,8 @@ constexpr int most_ranks = 64;
 std::array<std::atomic<bool>, most_ranks> silent{};
 std::array<std::atomic<int>, most_ranks> failing{};
 
-/// The combination of all ranks' pieces, in rank order: in fp32 for types up to fp32, rounded once.
+/// The combination of all ranks' operands in rank order; types up to fp32 are combined in fp32 and rounded
+/// once.
 template <class T, class Wide, class Load, class Store>
 void combine(const std::vector<const void*>& pieces, std::vector<unsigned char>& out, std::size_t count,
              ncclRedOp_t operation, Load load, Store store) {
@@ -92,7 +93,7 @@ const void* at(const void* base, std::size_t bytes) {
   return static_cast<const unsigned char*>(base) + bytes;
 }
 
-/// One item of a group, and the event it waits for.
+/// One item of a group, and the event for which it waits.
 struct Pending {
   const NcclCall* call;
   std::shared_ptr<Message> message;  // sent
@@ -104,7 +105,7 @@ void fail(Member& member, ncclResult_t error, const std::string& what) {
   member.error = error;
 }
 
-/// Under the lock: begins an item.
+/// Begins an item. Called under the lock.
 Pending begin(Member& member, const NcclCall& call) {
   Clique& clique = *member.clique;
   if (call.what == Collective::send) {
@@ -129,7 +130,7 @@ Pending begin(Member& member, const NcclCall& call) {
   return {&call, nullptr, std::move(joined)};
 }
 
-/// Under the lock: whether the item is done.
+/// Returns true if the item is complete. Called under the lock.
 bool advance(Member& member, Pending& item) {
   if (item.message) return item.message->taken;
   if (item.round) {
@@ -225,7 +226,7 @@ void complete(Round& round) {
       break;
     }
     case Collective::reduce_scatter: {
-      // All sums before any is written: results may lie in the operands.
+      // All sums are computed before any is written, because results may overlap operands.
       std::vector<std::vector<unsigned char>> totals;
       for (std::size_t rank = 0; rank < ranks; ++rank) {
         totals.push_back(combined(pieces(rank * bytes), first.count, first.type, first.operation));
@@ -244,7 +245,7 @@ void run_group(Member& member, const std::vector<NcclCall>& calls) {
   Clique& clique = *member.clique;
   std::unique_lock lock(clique.mutex);
   std::vector<Pending> items;
-  // A rank that stopped answering posts nothing and waits for its abort.
+  // A rank that stopped responding posts nothing and waits for its abort.
   while (is_silent(member.rank) && !member.aborted)
     clique.changed.wait_for(lock, std::chrono::milliseconds(1));
   if (!member.aborted) {
@@ -253,7 +254,8 @@ void run_group(Member& member, const std::vector<NcclCall>& calls) {
   }
   while (!items.empty() && !member.aborted) {
     const std::size_t before = items.size();
-    for (std::size_t i = 0; i < items.size();) {  // in order, as messages between two ranks do not overtake
+    for (std::size_t i = 0; i < items.size();) {  // in order, because messages between two ranks do not
+                                                  // overtake each other
       if (advance(member, items[i])) {
         items.erase(items.begin() + static_cast<std::ptrdiff_t>(i));
       } else {
@@ -266,9 +268,10 @@ void run_group(Member& member, const std::vector<NcclCall>& calls) {
       clique.changed.wait_for(lock, std::chrono::milliseconds(1));
     }
   }
-  // Data that this rank offered and nobody took must not be taken any more: the memory may go.
+  // Data that this rank offered and that was not received must not be read any more, because its memory may
+  // be freed.
   for (const Pending& item : items) {
-    if (item.round && !item.round->done) --item.round->arrived;  // and so it never completes
+    if (item.round && !item.round->done) --item.round->arrived;  // so that it never completes
     if (!item.message) continue;
     auto& queue = clique.messages[{member.rank, item.call->peer}];
     queue.erase(std::remove(queue.begin(), queue.end(), item.message), queue.end());

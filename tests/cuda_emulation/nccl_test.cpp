@@ -1,5 +1,5 @@
-// Ranks are threads with a GPU each; every collective against its definition, and what happens when ranks
-// fail.
+// Ranks are threads with a GPU each. Compares every collective with its definition, and tests failures of
+// ranks.
 #include <nccl.h>
 
 #include <chrono>
@@ -86,7 +86,7 @@ TEST_F(Nccl, CollectivesFollowTheirDefinitions) {
       const auto n = static_cast<std::size_t>(me.count);
       const float own = static_cast<float>(me.rank + 1);
       const float sum = static_cast<float>(me.count * (me.count + 1) / 2);
-      // In place, as both are used: the own piece lies where it ends.
+      // In place, as the library uses both: a rank's own part is at its final position.
       std::vector<float> pieces(3 * n, -1);
       for (std::size_t i = 0; i < 3; ++i) pieces[3 * static_cast<std::size_t>(me.rank) + i] = own;
       float* gathered = me.device(pieces);
@@ -113,7 +113,7 @@ TEST_F(Nccl, CollectivesFollowTheirDefinitions) {
   }
 }
 
-// Every rank to every other in one group, twice without waiting between.
+// Every rank sends to every other in one group, twice without a wait between.
 TEST_F(Nccl, GroupsOfMessagesDoNotDeadlock) {
   on_ranks(4, false, [](Rank& me) {
     int* from = me.device(std::vector<int>{me.rank, me.rank + 10, me.rank + 20, me.rank + 30});

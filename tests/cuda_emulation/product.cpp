@@ -1,5 +1,5 @@
-// Compiled with full optimisation and without sanitizers: the ranges have been checked, and it does most of
-// the work.
+// This file is compiled with full optimisation and without sanitizers: the ranges have been checked, and it
+// does most of the work.
 #include "tests/cuda_emulation/product.h"
 
 #include <algorithm>
@@ -48,8 +48,8 @@ Matrix of_batch(Matrix matrix, std::int64_t index) {
   return matrix;
 }
 
-/// op(matrix) in fp32 with `outer` groups of `inner` neighbours: group o, place i is row i, column o of
-/// op(matrix), or the other way round.
+/// op(matrix) in fp32, stored as `outer` groups of `inner` adjacent elements: element i of group o is row i,
+/// column o of op(matrix), or the reverse.
 std::vector<float> widen(const Matrix& matrix, bool rows_are_neighbours) {
   std::vector<float> out(static_cast<std::size_t>(matrix.rows * matrix.columns));
   for (std::int64_t column = 0; column < matrix.columns; ++column) {
@@ -107,7 +107,7 @@ void compute_one(const ProductTask& task, std::int64_t index, float alpha, float
   const Matrix d = of_batch(task.d, index), c = of_batch(task.c, index),
                aux = of_batch(task.auxiliary, index);
   const std::int64_t m = d.rows, n = d.columns, k = task.k;
-  // a with the rows of op(a) as neighbours, b with the columns of op(b).
+  // In a the rows of op(a) are adjacent, in b the columns of op(b).
   const std::vector<float> a = widen(of_batch(task.a, index), !task.transpose_a);
   const std::vector<float> b = widen(of_batch(task.b, index), task.transpose_b);
   std::vector<float> gradient;

@@ -1,4 +1,4 @@
-// Streams, events, graphs, memory and copies: their order, and what is refused.
+// Streams, events, graphs, memory and copies: their order, and the calls that are refused.
 #include <cuda.h>
 
 #include <atomic>
@@ -64,7 +64,7 @@ TEST_F(Runtime, TheFirstLaunchOfAKernelWaitsForTheDeviceWhereLoadingIsLazy) {
     };
     EXPECT_EQ(cudaLaunchHostFunc(parked, wait, &open), cudaSuccess);
   };
-  const int kernel = 0, other = 0, loaded = 0;  // their addresses are what a launch knows of a function
+  const int kernel = 0, other = 0, loaded = 0;  // a launch identifies a function by its address
   const auto launch_while_parked = [&](const void* function) {
     std::atomic<bool> open = false;
     std::atomic<bool> launched = false;
@@ -83,7 +83,7 @@ TEST_F(Runtime, TheFirstLaunchOfAKernelWaitsForTheDeviceWhereLoadingIsLazy) {
   EXPECT_FALSE(launch_while_parked(&kernel)) << "its first launch loads it";
   EXPECT_TRUE(launch_while_parked(&kernel));
   EXPECT_FALSE(launch_while_parked(&other));
-  // As device/cuda/cuda_modules.cpp loads all kernels of a source.
+  // This loads all kernels of a source, like device/cuda/cuda_modules.cpp.
   decltype(&cuFuncLoad) load = nullptr;
   cudaDriverEntryPointQueryResult found{};
   ASSERT_EQ(cudaGetDriverEntryPointByVersion("cuFuncLoad", reinterpret_cast<void**>(&load), 12040,
@@ -105,7 +105,8 @@ TEST_F(Runtime, EventsOrderStreams) {
   EXPECT_EQ(cudaEventQuery(event), cudaSuccess) << "never recorded";
   int* value = device(std::vector<int>{0});
   int expected = 0;
-  for (int i = 0; i < 10; ++i) {  // each wait means the record before it, though the event is recorded again
+  for (int i = 0; i < 10; ++i) {  // each wait refers to the preceding record, even if the event is recorded
+                                  // again
     add(stream_, value, 2 * i);
     EXPECT_EQ(cudaEventRecord(event, stream_), cudaSuccess);
     EXPECT_EQ(cudaStreamWaitEvent(other, event, 0), cudaSuccess);
@@ -282,7 +283,7 @@ TEST_F(Runtime, RowsAreCopiedAndFilled) {
   EXPECT_EQ(cudaMemset2DAsync(data, 6, 'b', 5, 4, stream_), cudaErrorInvalidValue);
 }
 
-// Pinned memory is copied when the stream gets there, pageable memory before the call returns.
+// Pinned memory is copied when the stream reaches the copy, pageable memory before the call returns.
 TEST_F(Runtime, PageableCopiesStopTheHost) {
   int* data = device(std::vector<int>{1});
   int* pinned = nullptr;

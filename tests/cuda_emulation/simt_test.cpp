@@ -1,5 +1,4 @@
-// Threads of a block: their numbers, barriers, warps, shared memory, tensor cores; and what goes wrong among
-// them.
+// Threads of a block: their indices, barriers, warps, shared memory and tensor cores; and their errors.
 #include <cmath>
 #include <numeric>
 
@@ -24,7 +23,7 @@ constexpr unsigned all_lanes = 0xffffffffu;
 
 class Simt : public Emulation {
  protected:
-  /// Runs and waits; the error of the kernel, if it had one.
+  /// Runs a kernel and waits; returns its error, if it had one.
   cudaError_t run(dim3 grid, dim3 block, std::size_t shared, std::function<void()> body) {
     const cudaError_t error = launch("probe", grid, block, shared, stream_, std::move(body));
     const cudaError_t finished = cudaStreamSynchronize(stream_);
@@ -55,7 +54,7 @@ TEST_F(Simt, EveryThreadRunsOnceWithItsNumbers) {
   EXPECT_EQ(host(seen, count), std::vector<int>(count, 1));
 }
 
-// The textbook sum over shared memory; odd sizes, every order of threads.
+// The textbook sum in shared memory, with odd sizes and every order of threads.
 TEST_F(Simt, BarriersOrderSharedMemory) {
   for (std::uint64_t seed = 1; seed <= 8; ++seed) {
     for (const unsigned threads : {1u, 2u, 31u, 32u, 33u, 96u, 257u, 1024u}) {
@@ -82,7 +81,7 @@ TEST_F(Simt, BarriersOrderSharedMemory) {
   }
 }
 
-// Without the barrier some order must show that it is missing: that is what the shuffling is for.
+// Without the barrier some order must reveal that it is missing; that is the purpose of the shuffling.
 TEST_F(Simt, AMissingBarrierShows) {
   int wrong = 0;
   for (std::uint64_t seed = 1; seed <= 4; ++seed) {
@@ -157,7 +156,7 @@ TEST_F(Simt, VotesAndReductions) {
   EXPECT_EQ(host(got, 6), (std::vector<unsigned>{0x92492492u, 1, 0, 496, 31, 0xaau}));
 }
 
-// Warps on divergent ways, each with its own sequence of collectives.
+// Warps take divergent branches, each with its own sequence of collectives.
 TEST_F(Simt, WarpsGoTheirOwnWays) {
   int* got = device(std::vector<int>(4, -1));
   ASSERT_EQ(run(1, 128, 0,
@@ -188,8 +187,8 @@ void products_of_16x8x16(const std::vector<T>& a, const std::vector<T>& b, const
   }
 }
 
-// The fragments filled by the definition of their layout, element by element; then the same a through
-// ldmatrix, and b through its transposed form from the row-major matrix.
+// The fragments are filled by the definition of their layout, element by element. Then the same a is loaded
+// by ldmatrix, and b from the row-major matrix by ldmatrix's transposed form.
 template <class T>
 class TensorCores : public Simt {};
 using Halves = ::testing::Types<bfloat16, float16>;
@@ -239,7 +238,8 @@ TYPED_TEST(TensorCores, MultiplyAsPlainLoopsDo) {
                   __syncwarp();
                   std::uint32_t loaded[4], columns[4];
                   load_matrix_x4<false>(loaded, &sa[lane % 16][lane / 16 * 8]);
-                  load_matrix_x4<true>(columns, &sb[lane % 16][0]);  // lanes 16.. give rows again, unused
+                  load_matrix_x4<true>(columns, &sb[lane % 16][0]);  // lanes 16 and above pass the same rows
+                                                                     // again, which are unused
                   for (unsigned i = 0; i < 4; ++i) d[i] = by_load[indices(i)];
                   multiply_accumulate_16x8x16<T>(d, loaded, columns[0], columns[1]);
                   for (unsigned i = 0; i < 4; ++i) by_load[indices(i)] = d[i];
@@ -249,7 +249,7 @@ TYPED_TEST(TensorCores, MultiplyAsPlainLoopsDo) {
   EXPECT_EQ(this->host(by_load, 128), expected);
 }
 
-// The bytes of cp.async are there after the wait, not before; zeros without a source.
+// The bytes of cp.async are present after the wait and not before it; without a source they are zeros.
 TEST_F(Simt, AsyncCopiesArriveWhenWaitedFor) {
   std::vector<float> source(16);
   std::iota(source.begin(), source.end(), 1.0f);
@@ -379,7 +379,7 @@ TEST_F(Simt, OtherFailuresInKernels) {
               AllOf(HasSubstr("thread (2,0,0)"), HasSubstr("__trap() was called")));
   EXPECT_THAT(failure(1, 1, 0, [] { throw std::runtime_error("from inside"); }),
               HasSubstr("an exception left the kernel: from inside"));
-  // The stream goes on after recover(), with clean threads.
+  // After recover() the stream continues with clean threads.
   int* got = device(std::vector<int>(1, 0));
   EXPECT_EQ(run(1, 1, 0, [=] { *got = 5; }), cudaSuccess);
   EXPECT_EQ(host(got, 1), std::vector<int>{5});

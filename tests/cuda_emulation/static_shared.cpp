@@ -12,7 +12,7 @@ namespace cuda_emulation {
 namespace {
 
 struct Place {
-  std::size_t offset = 0;  // in the program's thread-local storage
+  std::size_t offset = 0;  // offset in the program's thread-local storage
   std::size_t bytes = 0;
 };
 

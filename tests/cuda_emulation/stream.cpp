@@ -1,5 +1,5 @@
-// Streams: a queue and a thread each, or, with TRANCHE_EMULATION_QUEUES, as many for all of them together as
-// a real GPU has hardware queues, where streams that nothing orders wait for each other.
+// Streams. Each has a queue and a thread, or, with TRANCHE_EMULATION_QUEUES, all of them share so many
+// queues, like the hardware queues of a real GPU. Then unordered streams may wait for each other.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -35,16 +35,16 @@ struct Queue {
 }  // namespace
 }  // namespace cuda_emulation
 
-// The runtime's own handle type; only its address leaves this file.
+// The runtime's own handle type; other files see only its address.
 struct CUstream_st {
   int device = 0;
   unsigned flags = 0;
   int priority = 0;
   std::uint64_t number = 0;
   std::shared_ptr<cuda_emulation::Queue> queue;
-  std::uint64_t submitted = 0, finished = 0;  // under the queue's mutex
-  std::uint64_t launches = 0;                 // only the thread that runs them
-  std::shared_ptr<Capture> capture;           // under capture_mutex()
+  std::uint64_t submitted = 0, finished = 0;  // guarded by the queue's mutex
+  std::uint64_t launches = 0;                 // used only by the thread that runs them
+  std::shared_ptr<Capture> capture;           // guarded by capture_mutex()
 };
 
 namespace cuda_emulation {
@@ -114,7 +114,7 @@ void work(const std::shared_ptr<Queue>& queue, std::uint64_t number) {
     }
     if (!operation.on_device || sticky_error(stream->device) == cudaSuccess) operation.run();
     operation.run = nullptr;
-    // A thread that waits for the last operation finds the memory closed again.
+    // A thread that waits for the last operation must find the memory protected again.
     lock.lock();
     if (queue->operations.empty() && access) {
       lock.unlock();
@@ -131,7 +131,7 @@ void append(const std::shared_ptr<CUstream_st>& stream, Operation operation) {
   bool start = false;
   {
     std::unique_lock lock(queue.mutex);
-    // As the driver does, but holding no lock that other streams' threads want.
+    // The driver waits here too, but this holds no lock that threads of other streams need.
     if (queue.shared) {
       queue.changed.wait(lock, [&] { return queue.operations.size() < longest_shared_queue; });
     }
@@ -155,7 +155,7 @@ void drain(CUstream_st& stream) {
   stream.queue->changed.wait(lock, [&] { return stream.finished >= target; });
 }
 
-// Under the mutex of streams().
+// Called under the mutex of streams().
 std::shared_ptr<Queue> queue_for(const CUstream_st& stream) {
   static const std::int64_t queues = environment("TRANCHE_EMULATION_QUEUES", 0);
   if (queues <= 0) return std::make_shared<Queue>();
@@ -243,7 +243,7 @@ bool drain(cudaStream_t handle) {
 
 namespace {
 
-/// The kernels that are loaded, where loading is lazy.
+/// The kernels that have been loaded, with lazy loading.
 struct LoadedKernels {
   std::mutex mutex;
   std::set<const void*> functions;
@@ -340,7 +340,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   });
 }
 
-// Submitted work still runs; the stream's thread ends after it.
+// Submitted work still runs; then the stream's thread ends.
 cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   return call(
       "cudaStreamDestroy",
@@ -392,7 +392,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   return call("cudaStreamSynchronize", [&] {
     count_host_wait();
     count_spinning_wait();
-    if (handle == nullptr) {  // waits for all streams that the default one orders, which here is all
+    if (handle == nullptr) {  // waits for all streams that the default stream orders, which here are all
+                              // streams
       drain_device(current_device());
       return sticky_error(current_device());
     }

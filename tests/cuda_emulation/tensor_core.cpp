@@ -1,5 +1,6 @@
-// Compiled with full optimisation and without sanitizers: the operands are on the lanes' own stacks and, of
-// ldmatrix, 16 aligned bytes each; kernels of attention and products do little else.
+// This file is compiled with full optimisation and without sanitizers: its operands are on the lanes' own
+// stacks or, for ldmatrix, 16 aligned bytes each, and kernels of attention and GEMM spend most of their time
+// here.
 #include "tests/cuda_emulation/tensor_core.h"
 
 #include <cstring>
@@ -18,7 +19,8 @@ float widen(std::uint16_t bits) {
   }
 }
 
-// Lane 8i + j gives row j of matrix i; lane l receives row l / 4, columns 2 (l % 4) and the next.
+// Lane 8i + j gives the address of row j of matrix i; lane l receives row l / 4, columns 2 (l % 4) and the
+// next.
 template <bool transposed>
 void exchange(void* const (&payloads)[32]) {
   for (int lane = 0; lane < 32; ++lane) {

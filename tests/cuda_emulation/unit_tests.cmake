@@ -1,4 +1,4 @@
-# Tests of the emulation itself (built with TRANCHE_CUDA=EMULATED only).
+# These tests cover the emulation itself and are built only with TRANCHE_CUDA=EMULATED.
 set(cuda_emulation_tests ${CMAKE_CURRENT_LIST_DIR})
 tranche_test(test_cuda_emulation
   SOURCES

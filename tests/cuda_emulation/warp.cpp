@@ -1,5 +1,4 @@
-// Device-side operations that need the other threads of a warp or block, or memory that becomes visible
-// later.
+// Device-side operations that need other threads of a warp or block, or memory that becomes visible later.
 #include <fmt/format.h>
 
 #include <cstdint>
@@ -13,7 +12,8 @@ namespace {
 
 BlockRunner& runner() {
   BlockRunner* active = BlockRunner::active();
-  // Device code called from the host has no block to speak of; there is nobody to return an error to.
+  // Device code called from the host belongs to no block, and there is no caller to which an error could be
+  // returned.
   if (active == nullptr) {
     fmt::print(stderr, "cuda_emulation: a device function was called outside of a kernel\n");
     std::abort();
@@ -52,7 +52,7 @@ void complete_copies(RunningThread& thread, std::size_t pending) {
     thread.groups.clear();
     return;
   }
-  // Copies not yet committed are the newest of all; pending counts committed groups only.
+  // Copies that are not yet committed are the newest; `pending` counts committed groups only.
   const std::size_t groups = thread.groups.size();
   if (groups <= pending) return;
   const std::size_t done = groups - pending;
@@ -70,7 +70,7 @@ void complete_copies(RunningThread& thread, std::size_t pending) {
   for (std::size_t& group : thread.groups) group -= end;
 }
 
-// The bytes arrive only when they are waited for: until then the destination holds NaNs.
+// The bytes arrive only after the wait; until then the destination contains NaNs.
 void cp_async_16(void* shared, const void* global, bool valid, Where where) {
   if (!aligned_16(shared) || (valid && !aligned_16(global))) {
     runner().fail(fmt::format("cp.async of 16 bytes between misaligned addresses: shared {}, global {}",

@@ -9,7 +9,7 @@ class CudaCopies : public testing_support::CudaTest {};
 
 constexpr std::int64_t mebibyte = std::int64_t{1} << 20;
 
-// Around the borders of the ring (64 KiB a copy, 128 KiB a segment) and of the chunks (4 MiB).
+// Sizes near the limits of the ring (64 KiB per copy, 128 KiB per segment) and of the chunks (4 MiB).
 const std::vector<std::int64_t> odd_sizes{0,
                                           1,
                                           3,
@@ -69,7 +69,7 @@ TEST_F(CudaCopies, SmallOnesDoNotStopTheHost) {
   Buffer a = memory(1024);
   const auto data = bytes(1024, 3);
   std::vector<unsigned char> back(1024, 0xcd);
-  device().copy_from_host(compute(), a.data(), data.data(), 1024);  // takes the staging memory
+  device().copy_from_host(compute(), a.data(), data.data(), 1024);  // allocates the staging memory
   compute().synchronize();
   auto gate = std::make_shared<HostEvent>();
   const std::int64_t waits = device().counters().host_waits;
@@ -86,7 +86,7 @@ TEST_F(CudaCopies, SmallOnesDoNotStopTheHost) {
   EXPECT_EQ(read(a.data(), 256), std::vector<unsigned char>(data.begin() + 512, data.begin() + 768));
 }
 
-// A batch of tokens and one of targets leave the host alone while the GPU is still busy.
+// Copies of a batch's tokens and targets do not block the host while the GPU is busy.
 TEST_F(CudaCopies, TwoLargePageableOnesToABusyDeviceDoNotStopTheHost) {
   Buffer a = memory(6 * mebibyte);
   const auto data = bytes(6 * mebibyte, 11);
@@ -119,7 +119,7 @@ TEST_F(CudaCopies, LargePageableOnesToTheHostStopItAndSaySo) {
   EXPECT_EQ(back, data);
 }
 
-// The ring comes round many times between two synchronizes, with reads and writes of odd sizes mixed.
+// The ring wraps around many times between two synchronizes, with reads and writes of odd sizes.
 TEST_F(CudaCopies, MoreSmallOnesThanTheRingHolds) {
   constexpr std::int64_t size = 40009;
   constexpr int count = 120;  // 4.6 MiB through a ring of 1 MiB
@@ -141,7 +141,7 @@ TEST_F(CudaCopies, MoreSmallOnesThanTheRingHolds) {
   EXPECT_EQ(info.staging, mebibyte) << "the ring, whatever went through it";
 }
 
-// Several copies into the same memory: the last one wins, whichever ways they take.
+// Several copies into the same memory take different paths; the last one counts.
 TEST_F(CudaCopies, ArriveInOrder) {
   Buffer a = memory(mebibyte);
   std::vector<unsigned char> back(mebibyte, 0);
@@ -154,7 +154,7 @@ TEST_F(CudaCopies, ArriveInOrder) {
   EXPECT_EQ(back[50], 1);
   device().copy_to_host(compute(), back.data(), a.data(), 100);
   device().fill_bytes(compute(), a.data(), 3, mebibyte);
-  device().copy_to_host(compute(), back.data(), a.data(), mebibyte);  // a large one behind a small one
+  device().copy_to_host(compute(), back.data(), a.data(), mebibyte);  // a large copy after a small one
   compute().synchronize();
   EXPECT_EQ(back, std::vector<unsigned char>(mebibyte, 3));
 }

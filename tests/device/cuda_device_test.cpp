@@ -37,7 +37,7 @@ TEST_F(CudaDevice, RanksBeyondTheGpusShareThem) {
   EXPECT_EQ(second->index(), gpus);
   EXPECT_THAT(second->description(), HasSubstr("shared: rank " + std::to_string(gpus) +
                                                " of this node has GPU 0 of " + std::to_string(gpus)));
-  // Each has its own memory and streams; one waits for the other's events.
+  // Each has its own memory and streams, and one waits for events of the other.
   Buffer a = memory(1000);
   Buffer b(second->memory(Tier::device), 1000, Category::other, "second");
   const auto data = bytes(1000);
@@ -82,8 +82,8 @@ TEST_F(CudaDevice, MemoryInfoAddsUp) {
   EXPECT_EQ(device().memory_info().mapped, 0);
 }
 
-// The GPU's accounts: what the driver says is gone is what the resource says it mapped. Others may use the
-// GPU too, so several tries may be needed; without them the first is right.
+// The memory that the driver reports as used is what the resource reports as mapped. Other processes may use
+// the GPU too, so that several attempts may be needed; otherwise the first succeeds.
 TEST_F(CudaDevice, TheDriverAgreesAboutWhatIsMapped) {
   constexpr std::int64_t bytes = 64 << 20;
   std::int64_t difference = -1;

@@ -1,4 +1,4 @@
-// Failures of the runtime and the driver, and drivers that lack something: made by the emulation.
+// Failures of the runtime and the driver, and drivers that lack functions, produced by the emulation.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <unistd.h>
@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using testing_support::message_of;
 
-// The place of a function among those that the device asks the driver for when it is made.
+// The position of a function among those that the device requests from the driver at its creation.
 constexpr int first_of_mapping = 2;
 constexpr int waiting_for_words = 10;
 
@@ -39,7 +39,7 @@ class CudaFailures : public testing_support::CudaTest {
   }
   void TearDown() override {
     cuda_emulation::forget_failures();
-    cuda_emulation::recover();  // before the device gives back what it holds, or that would fail too
+    cuda_emulation::recover();  // before the device frees its resources, which would fail as well
     device_.reset();
   }
   void make_without(int function) {
@@ -50,12 +50,12 @@ class CudaFailures : public testing_support::CudaTest {
   std::int64_t free_bytes() { return device().memory_info().free; }
 };
 
-/// A source of kernels, as each of kernels/cuda/ is one (kernels/cuda/launch.h).
+/// A source of kernels, like each source in kernels/cuda/ (kernels/cuda/launch.h).
 const int kernel_of_this_source = 0;
 const cuda::KernelSource this_source(&kernel_of_this_source);
 
 // Loading a kernel may wait for the whole GPU. The stream of one rank may wait for another rank's thread,
-// which makes its device later.
+// which creates its device later.
 TEST_F(CudaFailures, ADeviceMadeBesideOneThatWaitsLoadsNothing) {
   device_.reset();
   cuda_emulation::set_lazy_loading(true);
@@ -111,13 +111,13 @@ TEST_F(CudaFailures, WhatLiesOutsideOfTheProgramComesWithAdvice) {
     cuda_emulation::fail_call("cudaGetDeviceCount", 1, error);
     EXPECT_THAT(refusal_to_start(), HasSubstr(advice));
   }
-  // Exclusive use shows when the context is made.
+  // Exclusive use shows when the context is created.
   cuda_emulation::fail_call("cudaSetDevice", 1, cudaErrorDevicesUnavailable);
   EXPECT_THAT(message_of<DeviceError>([] {
                 make_device({DeviceKind::cuda, 0, 1});
               }),
               HasSubstr("another process uses the GPU, and its compute mode admits only one"));
-  // And a GPU that the kernels were not compiled for at the first launch.
+  // A GPU for which the kernels were not compiled shows at the first launch.
   EXPECT_THAT(
       message_of<DeviceError>([] { cuda::check(cudaErrorNoKernelImageForDevice, "cudaLaunchKernelExC"); }),
       AllOf(HasSubstr("cudaLaunchKernelExC failed"), HasSubstr("CMAKE_CUDA_ARCHITECTURES")));
@@ -189,7 +189,7 @@ TEST_F(CudaFailures, WaitsSayWhatWasWaitedForAndWhatToDo) {
   later.wait();
 }
 
-// The real thing: work on the device that touches memory it may not, and every later call fails.
+// A real failure: work on the device accesses forbidden memory, and every later call fails.
 TEST_F(CudaFailures, ABrokenDeviceSurfacesAtTheNextWaitAndGoesQuietly) {
   auto stream = device().create_stream("compute 2");
   auto gate = std::make_shared<HostEvent>();
@@ -199,7 +199,7 @@ TEST_F(CudaFailures, ABrokenDeviceSurfacesAtTheNextWaitAndGoesQuietly) {
   device().fill_bytes(*stream, gone, 1, 4096);
   const Event event = stream->record();
   a.reset();
-  device().release_unused();  // as nobody may while work uses the memory
+  device().release_unused();  // a caller must not do this while work uses the memory
   gate->complete();
   EXPECT_THAT(message_of<DeviceError>([&] { stream->synchronize(); }),
               AllOf(HasSubstr("stream 'compute 2'"), HasSubstr("work issued before has failed")));
@@ -222,7 +222,7 @@ TEST_F(CudaFailures, MemoryThatTheDriverRefuses) {
               HasSubstr("cuMemMap failed with the driver's error 999"));
   EXPECT_EQ(free_bytes(), free) << "nothing is left behind";
   cuda_emulation::fail_call("cuMemCreate", 1, CUDA_ERROR_NOT_SUPPORTED);
-  Buffer a = memory(1 << 20);  // some systems refuse memory that may be shared; then it is not
+  Buffer a = memory(1 << 20);  // some systems refuse shareable memory; then plain memory is used
   device().fill_bytes(compute(), a.data(), 3, 1 << 20);
   EXPECT_EQ(read(a.data(), 1)[0], 3);
 }
@@ -235,7 +235,7 @@ TEST_F(CudaFailures, PinningThatIsRefused) {
   cuda_emulation::fail_call("cudaHostRegister", 1, cudaErrorNotSupported);
   EXPECT_THAT(message_of<DeviceError>([&] { memory(1 << 20, Tier::host); }), HasSubstr("pinning 1048576 B"));
   EXPECT_EQ(device().memory_info().pinned, 0);
-  // A slab that cannot be had leaves mappings of their own.
+  // Without the slab each request gets a mapping of its own.
   cuda_emulation::fail_call("cudaHostRegister", 1, cudaErrorMemoryAllocation);
   Buffer small = memory(100, Tier::host);
   EXPECT_EQ(device().memory_info().pinned, sysconf(_SC_PAGESIZE));
@@ -301,8 +301,7 @@ TEST_F(CudaFailures, CapturesThatFailAreSaid) {
   EXPECT_EQ(read(a.data(), 64), std::vector<unsigned char>(64, 1));
 }
 
-// Events from before may be looked at while a capture is under way (memory that is taken asks whether it is
-// free).
+// Earlier events may be queried during a capture (an allocation queries whether memory is free).
 TEST_F(CudaFailures, LookingAtEventsDoesNotSpoilACapture) {
   Buffer a = memory(64);
   auto other = device().create_stream("other");
@@ -323,7 +322,7 @@ TEST_F(CudaFailures, LookingAtEventsDoesNotSpoilACapture) {
   EXPECT_EQ(read(a.data(), 64), std::vector<unsigned char>(64, 2));
 }
 
-// Another stream may be waited for, and its trace written, while one is captured.
+// During a capture another stream may be waited for, and its trace written.
 TEST_F(CudaFailures, WaitingForATracedStreamDoesNotSpoilACapture) {
   TraceRecorder trace(0);
   Buffer a = memory(64), b = memory(64);
@@ -343,7 +342,7 @@ TEST_F(CudaFailures, WaitingForATracedStreamDoesNotSpoilACapture) {
   EXPECT_EQ(read(a.data(), 64), std::vector<unsigned char>(64, 3));
 }
 
-// Every so many operations a stream waits for its earlier work, wherever in the life of a replay that falls.
+// After so many operations a stream waits for its earlier work, at any point of a replay's life.
 TEST_F(CudaFailures, TheBoundOfAQueueDoesNotSpoilACapture) {
   Buffer a = memory(64);
   for (int capture = 0; capture < 1000; ++capture) {
@@ -372,7 +371,7 @@ TEST_F(CudaFailures, WaitsLeaveTheCoreToOthers) {
   EXPECT_EQ(device().counters().host_waits, of_device);
 }
 
-// The queue of a real GPU is full at about a thousand, and then the driver stops whoever issues.
+// The queue of a real GPU holds about a thousand operations; then the driver blocks the issuing thread.
 TEST_F(CudaFailures, NoStreamIsIssuedToFurtherThanItsQueueReaches) {
   constexpr int operations = 3000;
   Buffer a = memory(64);
@@ -386,7 +385,7 @@ TEST_F(CudaFailures, NoStreamIsIssuedToFurtherThanItsQueueReaches) {
   std::thread issuing([&] {
     for (; issued < operations; ++issued) device().fill_bytes(*stream, a.data(), 1, 64);
   });
-  // The gate opens only once issuing has come to rest, which is what is to be seen.
+  // The gate opens only when issuing has stopped, which is what the test checks.
   for (int seen = -1; seen != issued;) {
     seen = issued;
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
@@ -400,14 +399,14 @@ TEST_F(CudaFailures, NoStreamIsIssuedToFurtherThanItsQueueReaches) {
   EXPECT_EQ(issued, operations);
   EXPECT_LT(cuda_emulation::counters().most_pending, 600);
   EXPECT_EQ(device().counters().host_waits, waits + 1) << "synchronize is the one wait";
-  // A failed stream says so at the operation, and is not waited for.
+  // A failed stream reports its failure at the operation, without a wait.
   cuda_emulation::fail_call("cudaEventRecord", 1, cudaErrorUnknown);
   for (int i = 0; i < 200; ++i) device().fill_bytes(*stream, a.data(), 2, 64);
   EXPECT_EQ(read(a.data(), 1, *stream)[0], 2);
 }
 
 TEST_F(CudaFailures, TimingDoesNotMatter) {
-  // Streams that rest before each operation, by different amounts: the order is that of the events alone.
+  // Streams wait before each operation for different times; only events determine the order.
   cuda_emulation::set_delay(300);
   auto other = device().create_stream("other");
   Buffer a = memory(256);

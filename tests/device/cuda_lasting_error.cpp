@@ -5,10 +5,10 @@
 namespace tranche::test {
 
 std::string lasting_cuda_error() {
-  static_cast<void>(cudaGetLastError());  // of a call that a case made to fail
+  static_cast<void>(cudaGetLastError());  // clears the error of a call that a case made to fail
   cudaError_t error = cudaDeviceSynchronize();
   if (error == cudaSuccess) return {};
-  // An error of one call is forgotten with the first question, one of the context comes again.
+  // An error of one call is cleared by the first query; an error of the context is returned again.
   static_cast<void>(cudaGetLastError());
   error = cudaDeviceSynchronize();
   if (error == cudaSuccess) return {};

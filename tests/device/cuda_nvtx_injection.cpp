@@ -1,4 +1,4 @@
-// A profiler for tests: takes the NVTX ranges of the process that loads it, and gives them back as lines.
+// A profiler for tests: receives the NVTX ranges of the process that loads it, and returns them as lines.
 #include <nvtx3/nvToolsExt.h>
 
 #include <mutex>

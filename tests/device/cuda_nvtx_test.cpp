@@ -1,4 +1,4 @@
-// Without a GPU: ranges as a profiler gets them.
+// NVTX ranges as a profiler receives them; needs no GPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -11,8 +11,7 @@ using testing_support::message_of;
 
 class CudaReplay : public testing_support::CudaTest {
  protected:
-  /// Doubles nothing and computes nothing, but shows in order and number: moves b to c, a to b, and refills
-  /// a.
+  /// Makes the order and number of runs visible without computing: copies b to c and a to b, and refills a.
   void shift(Stream& stream) {
     stream.count(100, 20, 3);
     device().copy_to_host(stream, pinned_.data(), a_.data(), 64);

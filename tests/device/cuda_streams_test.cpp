@@ -85,7 +85,7 @@ TEST_F(CudaStreams, HostStreamsRunOnTheHostAndAreOrderedWithTheGpus) {
   Buffer a = memory(4096);
   auto* values = static_cast<unsigned char*>(pinned.data());
   auto gate = std::make_shared<HostEvent>();
-  // The GPU fills, the host adds to it, the GPU takes it back: each behind the other's event.
+  // The GPU fills memory, the host adds to it, the GPU copies it back; each waits for the other's event.
   compute().wait(Event(gate));
   device().fill_bytes(compute(), a.data(), 40, 4096);
   device().copy_to_host(compute(), values, a.data(), 4096);
@@ -112,7 +112,7 @@ TEST_F(CudaStreams, AFailedHostStreamFailsTheGpus) {
   host->wait(Event(gate));
   host->enqueue("bad", [] { throw InvalidArgument("master weights have no gradient"); });
   const Event failed = host->record();
-  other->wait(failed);  // before it is known, and below after
+  other->wait(failed);  // before the failure is known; below it is known
   const Event behind = other->record();
   gate->complete();
   EXPECT_THAT(message_of<InvalidArgument>([&] { behind.wait(); }), HasSubstr("have no gradient"));
@@ -121,7 +121,7 @@ TEST_F(CudaStreams, AFailedHostStreamFailsTheGpus) {
   auto third = device().create_stream("to host");
   third->wait(failed);
   EXPECT_THAT(message_of<InvalidArgument>([&] { third->synchronize(); }), HasSubstr("have no gradient"));
-  // And the other way round: host work behind failed work of a stream of the GPU does not run.
+  // The reverse: host work after failed work of a GPU stream does not run.
   auto second = device().create_host_stream("second", 1);
   bool ran = false;
   second->wait(behind);
@@ -130,7 +130,7 @@ TEST_F(CudaStreams, AFailedHostStreamFailsTheGpus) {
   EXPECT_FALSE(ran);
 }
 
-// Host work of one stream that waits for host work of another must not keep it from running.
+// Host work of one stream waits for host work of another, and must not prevent it from running.
 TEST_F(CudaStreams, BlockedHostWorkHoldsUpNoOtherStream) {
   auto a = device().create_stream("a");
   auto b = device().create_stream("b");
@@ -153,7 +153,7 @@ TEST_F(CudaStreams, FailuresOfHostWorkSurfaceLater) {
   gate->complete();
   EXPECT_THAT(message_of<CommunicationError>([&] { stream->synchronize(); }), HasSubstr("disk is gone"));
   EXPECT_TRUE(skipped);
-  before.wait();  // what came before has not failed
+  before.wait();  // earlier work has not failed
   EXPECT_TRUE(after.query());
   EXPECT_THAT(message_of<CommunicationError>([&] { after.wait(); }), HasSubstr("disk is gone"));
   EXPECT_THAT(message_of<CommunicationError>([&] { after.wait_for(0); }), HasSubstr("disk is gone"));
@@ -189,7 +189,7 @@ TEST_F(CudaStreams, FailedHostEventsFailTheStream) {
   EXPECT_THAT(message_of<CommunicationError>([&] { after.wait(); }), HasSubstr("gather failed"));
 
   auto known = device().create_stream("known");
-  known->wait(Event());  // a point already passed
+  known->wait(Event());  // a point that has passed already
   auto passed = std::make_shared<HostEvent>();
   passed->complete();
   known->wait(Event(passed));
@@ -258,7 +258,7 @@ TEST_F(CudaStreams, EventsKnowWhenTheyPassed) {
   compute().synchronize();
   const double end = seconds_now();
   double before = waiting.passed_at();
-  // The clocks of device and host are matched within some 10 us; 5 ms for machines under load.
+  // The clocks of device and host agree within some 10 us; the bound of 5 ms is for busy machines.
   constexpr double slack = 0.005;
   EXPECT_GE(before, begin - slack);
   for (std::size_t i = 0; i < events.size(); ++i) {
@@ -274,8 +274,8 @@ TEST_F(CudaStreams, EventsKnowWhenTheyPassed) {
 }
 
 TEST_F(CudaStreams, EventsAreUsedAgain) {
-  // Thousands of points, few alive: a device that made an event for each would be slow, and one that used an
-  // event again too early would let these pass too early.
+  // There are thousands of points, but few exist at a time. A device that created an event for each would be
+  // slow; one that reused an event too early would let these pass too early.
   auto other = device().create_stream("other");
   Buffer a = memory(256);
   for (int i = 0; i < 2000; ++i) {

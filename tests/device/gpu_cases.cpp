@@ -19,7 +19,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Past stdio, whose lock a thread that hangs may hold.
+/// Bypasses stdio, whose lock a hanging thread may hold.
 [[noreturn]] void leave(const std::string& text, int status) {
   std::string rest = text;
   while (!rest.empty()) {
@@ -27,11 +27,11 @@ using Clock = std::chrono::steady_clock;
     if (written <= 0) break;
     rest.erase(0, static_cast<std::size_t>(written));
   }
-  // Without destructors: they would call into a context that is lost, or wait for what hangs.
+  // Exits without destructors, which would use a lost context or wait for the hanging work.
   _Exit(status);
 }
 
-/// As GoogleTest says that a case has failed, which is how a reader of the output knows what has run.
+/// The line with which GoogleTest reports a failed case, from which readers of the output know what has run.
 std::string failed_line(const std::string& name, double seconds) {
   return "[  FAILED  ] " + name + " (" + std::to_string(static_cast<long>(1000 * seconds)) + " ms)\n";
 }
@@ -48,7 +48,7 @@ double seconds_of_a_case() {
   return seconds;
 }
 
-/// A thread that ends the program when a case takes too long; none without a limit.
+/// A thread that ends the program if a case takes too long; does nothing without a limit.
 class Watchdog {
  public:
   explicit Watchdog(double seconds) : limit_(seconds) {
@@ -65,7 +65,7 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  /// A case begins; "" when one has ended.
+  /// Starts watching a case; "" stops it.
   void watch_case(const std::string& name) {
     {
       std::lock_guard lock(mutex_);
@@ -113,9 +113,11 @@ class CaseGuard : public ::testing::EmptyTestEventListener {
     begin_ = Clock::now();
     watchdog_->watch_case(name_of(test));
   }
-  // The fixture is gone, and the watchdog still watches: the question waits for what the case has issued.
+  // The fixture has been destroyed. The watchdog still watches, because the query waits for all work that the
+  // case has issued.
   void OnTestEnd(const ::testing::TestInfo& test) override {
-    // Not asked before the first case, which may set what the first look at GPUs reads.
+    // This is not queried before the first case, which may set variables that are read at the first use of
+    // GPUs.
     static const bool has_gpu = !detail::probe_cuda().devices.empty();
     if (const std::string error = has_gpu ? lasting_cuda_error() : std::string(); !error.empty()) {
       std::fflush(nullptr);

@@ -1,4 +1,4 @@
-// The listener of GPU tests, on a child: this program itself, with cases that only a child runs.
+// Tests the listener of GPU tests on a child process: this program itself, with cases that only a child runs.
 #include "tests/device/gpu_cases.h"
 
 #include <gmock/gmock.h>
@@ -22,7 +22,7 @@ class GpuCases : public ::testing::Test {
     const detail::CudaProbe probe = detail::probe_cuda();
     if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
   }
-  /// Runs cases of DISABLED_Child, in the order in which they stand below.
+  /// Runs cases of DISABLED_Child in the order of their definition below.
   static ProgramOutput child(const std::string& environment, const std::string& cases) {
     std::string filter;
     for (const char name : cases)
@@ -42,7 +42,7 @@ TEST_F(DISABLED_Child, BForgetsAnErrorOfACall) {
 }
 TEST_F(DISABLED_Child, CLosesTheContext) {
   const auto device = make_device({.kind = DeviceKind::cuda});
-  lose_cuda_context(device->compute_stream());  // and asks for nothing that could tell
+  lose_cuda_context(device->compute_stream());  // the case makes no call that would report the error
 }
 TEST_F(DISABLED_Child, DHangs) {
   const auto device = make_device({.kind = DeviceKind::cuda});

@@ -8,7 +8,8 @@
 namespace tranche {
 namespace {
 
-/// Sizes around where the way of copying changes, from and to any address: all bytes, and none beside them.
+/// Copies sizes near the thresholds between methods, from and to any address: all bytes change, and none
+/// beside them.
 TEST(LargeCopy, CopiesAllBytesAndNoOthers) {
   constexpr std::int64_t most = (std::int64_t{1} << 20) + 3 * 16'384 + 77;
   constexpr std::int64_t room = 64 + 4096;

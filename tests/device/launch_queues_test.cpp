@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 
 constexpr const char* variable = "CUDA_DEVICE_MAX_CONNECTIONS";
 
-/// Reads the warnings for a value of the variable, and leaves it as it was found.
+/// Returns the warnings for a value of the variable, and restores the variable.
 class LaunchQueues : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -83,7 +83,7 @@ TEST(Ledger, ArenaSlotsTakeFromOtherAndExplainALevelPeak) {
   EXPECT_EQ(sum_of(account.live_at_peak), 4096);
 }
 
-// Against a model that keeps everything and recomputes from scratch.
+// Compares the ledger with a model that keeps all entries and recomputes everything.
 void random_sequence(std::uint64_t seed) {
   struct Entry {
     Tier tier;
@@ -118,7 +118,7 @@ void random_sequence(std::uint64_t seed) {
     } else {
       const std::size_t at = draw() % live.size();
       const Entry entry = live[at];
-      // A slot's bytes are `other` that somebody holds: such memory must not go before the slot.
+      // A slot's bytes are replaced by an `other` buffer; that memory must not be freed before the slot.
       std::int64_t other = 0;
       for (const Entry& each : live) {
         if (each.tier != entry.tier) continue;
@@ -176,7 +176,7 @@ TEST(Ledger, CategoriesAlwaysAddUpAndPeaksAreRight) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) random_sequence(seed);
 }
 
-// Without slots the list of the peak is exactly what was live then.
+// Without slots the list of the peak contains exactly the buffers that existed then.
 TEST(Ledger, ListOfThePeakIsExact) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));

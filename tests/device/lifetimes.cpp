@@ -10,7 +10,7 @@ using detail::PackingInterval;
 
 namespace {
 
-/// Writes down acquires and releases in order, as a step arena does.
+/// Records acquires and releases in order, as a step arena does.
 class LifetimeRecorder {
  public:
   std::size_t acquire(std::int64_t bytes) {
@@ -64,7 +64,8 @@ class StepLifetimes {
   }
 
   std::vector<std::size_t> block_forward() {
-    // norm, statistics, qkv, attention output and log-sums, projection, second norm, four-fold hidden twice.
+    // norm, statistics, qkv, attention output and log-sums, projection, second norm, and the four-fold hidden
+    // activations twice.
     const std::int64_t row_statistics = shape_.tokens * 8;
     std::vector<std::size_t> kept;
     for (const std::int64_t bytes : {stream(), row_statistics, 3 * stream()})

@@ -123,7 +123,7 @@ TEST(LimitResource, RefusesBeforeUpstreamAndShowsTheLedger) {
   EXPECT_THAT(text, HasSubstr("parameters"));
   EXPECT_THAT(text, HasSubstr("at peak"));
   EXPECT_EQ(tracked.calls(), 1) << "upstream must not be asked";
-  // The requester, when the ledger knows it: a phase, or a phase and a unit.
+  // The error names the requester if the ledger knows it: a phase, or a phase and a unit.
   for (const std::string unit : {"", "h.1"}) {
     ledger.set_phase("backward", unit);
     EXPECT_THAT(message_of<OutOfMemory>([&] {
@@ -247,7 +247,7 @@ TEST(LoggingResource, WritesOneLineACall) {
 }
 
 TEST(PoisonResource, FillsWhenHandedOutAndWhenFreed) {
-  // Upstream that keeps the memory, so that its state after the free can be read.
+  // An upstream resource that keeps the memory, so that its contents after the free can be read.
   struct Keeper : MemoryResource {
     alignas(memory_alignment) unsigned char bytes[512] = {};
     Tier tier() const override { return Tier::device; }

@@ -32,7 +32,7 @@ void expect_equal(const CategoryBytes& a, const CategoryBytes& b, const std::str
   }
 }
 
-/// Changes of a ledger in random order: buffers of a resource, arena passes, phases, steps.
+/// Changes of a ledger in random order: buffers of a resource, passes of an arena, phases, steps.
 class RandomWork {
  public:
   RandomWork(Ledger& ledger, std::uint64_t seed)
@@ -41,7 +41,7 @@ class RandomWork {
         upstream_(make_meta_resource(Tier::device)),
         memory_(*upstream_, ledger),
         arena_(memory_, ledger) {}
-  /// One call; returns false when it was none of the ledger's.
+  /// Makes one call; returns false if it did not change the ledger.
   void operator()() {
     static constexpr const char* phases[] = {"forward", "backward", "reduce", "step"};
     switch (draw_() % 8) {
@@ -68,7 +68,7 @@ class RandomWork {
  private:
   Category category() { return all_categories[draw_() % all_categories.size()]; }
   std::string tag() { return "tag " + std::to_string(draw_() % 4); }
-  /// The same pass every time: dynamic, then recorded, then planned.
+  /// Runs the same pass every time: first dynamic, then recorded, then planned.
   void pass() {
     arena_.begin("train", passes_++ == 1);
     {
@@ -94,10 +94,11 @@ TEST(MemoryTimeline, SumsEqualTheLedgerAtEveryEvent) {
     const std::string where = "seed " + std::to_string(seed);
     Ledger ledger;
     RandomWork work(ledger, seed);
-    for (std::uint64_t i = 0; i < seed; ++i) work();  // the timeline comes to a ledger that holds something
+    for (std::uint64_t i = 0; i < seed; ++i) work();  // the timeline starts with a ledger that is not empty
     ledger.reset_peaks();
     MemoryTimeline timeline(ledger);
-    std::vector<std::pair<std::int64_t, CategoryBytes>> seen;  // events so far, and what the ledger says then
+    std::vector<std::pair<std::int64_t, CategoryBytes>> seen;  // the number of events so far, and the
+                                                               // ledger's figures at that time
     for (int i = 0; i < 200; ++i) {
       work();
       if (i % 3 == 0) timeline.end_step(i / 3 + 1);
@@ -206,7 +207,7 @@ TEST(MemoryTimeline, OneAtATimeAndForAtLeastOneEvent) {
       EXPECT_THAT(error.message(), HasSubstr("one observer at a time"));
     }
   }
-  const MemoryTimeline again(ledger);  // the first has gone
+  const MemoryTimeline again(ledger);  // the first timeline has been destroyed
   Ledger other;
   try {
     const MemoryTimeline none(other, {0});

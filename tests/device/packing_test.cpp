@@ -21,7 +21,7 @@ using testing_support::random_lifetimes;
 using testing_support::step_lifetimes;
 using testing_support::StepShape;
 
-// Independent of the packer: sweeps the bytes instead of the times.
+// Checks a packing independently of the packer: sweeps over bytes instead of times.
 void expect_valid(const std::vector<PackingInterval>& intervals, const Packing& packing) {
   ASSERT_EQ(packing.offsets.size(), intervals.size());
   std::vector<std::pair<std::int64_t, std::int64_t>> changes;
@@ -91,7 +91,7 @@ TEST(Packing, EndIsExclusive) {
   EXPECT_EQ(pack_intervals(intervals).bytes, 1024);
 }
 
-// Greedy by size alone places this one badly: the best packing is found all the same.
+// A greedy choice by size alone places this one badly; the best packing must still be found.
 TEST(Packing, FindsTheBestOfSmallProblems) {
   constexpr std::int64_t unit = memory_alignment;
   const std::vector<PackingInterval> nested{{0, 10, 3 * unit}, {2, 9, unit},      {3, 5, 4 * unit},
@@ -135,7 +135,8 @@ struct StepCase {
 };
 
 // Every kind of step: stack-like activations, recomputation, gather windows of depth 1 to 3 in both
-// directions, gradient slots and communication buffers that outlive them; sizes from toys to GPT-2 XL.
+// directions, gradient slots, and communication buffers that outlive them; sizes from tiny models to GPT-2
+// XL.
 std::vector<StepCase> step_cases() {
   std::vector<StepCase> cases;
   for (const int blocks : {1, 2, 5, 12, 48}) {
@@ -178,7 +179,7 @@ TEST(Packing, StepsOfTrainingWithinTwoPercent) {
   RecordProperty("worst_ratio", std::to_string(worst));
 }
 
-// 48 blocks, four micro-batches: thousands of intervals, of which the search sees one micro-batch.
+// 48 blocks and four micro-batches make thousands of intervals; the search uses one micro-batch.
 TEST(Packing, LargeStepsAreNoWorseAndRepeatable) {
   StepShape shape;
   shape.blocks = 48;
@@ -194,8 +195,8 @@ TEST(Packing, LargeStepsAreNoWorseAndRepeatable) {
   EXPECT_EQ(first.offsets, second.offsets);
 }
 
-// Nothing promises two percent here: the live peak is not reachable in general. Greedy placement alone stays
-// within a quarter of it on such draws; the search must do at least as well on every one.
+// Two percent are not guaranteed here, because the live peak is not reachable in general. Greedy placement
+// stays within a quarter of it on such draws; the search must do at least as well on every one.
 TEST(Packing, RandomLifetimesAreValidAndNotFarOff) {
   for (const int count : {1, 2, 3, 7, 31, 64, 257, 1000}) {
     for (std::uint64_t seed = 1; seed <= 4; ++seed) {

@@ -1,4 +1,4 @@
-// The kernel's files about memory.
+// Reads the kernel's files about memory.
 #include "device/process_memory.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ using detail::ProcessMemory;
 
 constexpr std::int64_t unbounded = std::numeric_limits<std::int64_t>::max();
 
-/// A folder that stands for "/", with the files that a test gives it.
+/// A folder that replaces "/", with files written by a test.
 class FakeRoot {
  public:
   FakeRoot() {

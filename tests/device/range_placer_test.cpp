@@ -17,7 +17,7 @@ using detail::RangePlacer;
 
 constexpr std::int64_t page = 4096;
 
-/// Counts pages, and complains about what a driver would not forgive.
+/// Counts pages, and reports calls that a driver would not allow.
 class FakePages : public detail::PageSource {
  public:
   explicit FakePages(std::int64_t pages, std::int64_t limit = 1 << 20)
@@ -43,7 +43,7 @@ class FakePages : public detail::PageSource {
     for (std::int64_t i = first; i < first + count; ++i) backed_[static_cast<std::size_t>(i)] = 0;
     mapped -= count;
   }
-  /// The piece behind a byte; 0 for none.
+  /// The mapping that contains a byte; 0 for none.
   std::int64_t piece_at(std::int64_t offset) const {
     return backed_[static_cast<std::size_t>(offset / page)];
   }
@@ -203,8 +203,8 @@ TEST(RangePlacer, WantsWholePages) {
   }
 }
 
-// Random requests: places are aligned, apart, inside mapped memory; the accounts add up; the same requests
-// get the same places; in the end everything is given back.
+// Random requests: places are aligned, do not overlap, and are inside mapped memory; the accounting adds up;
+// equal requests get equal places; at the end everything is freed.
 TEST(RangePlacer, AnySequence) {
   for (unsigned seed = 1; seed <= 40; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));

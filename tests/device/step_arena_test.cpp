@@ -21,7 +21,7 @@ namespace {
 using test::message_of;
 using ::testing::HasSubstr;
 
-/// An arena over tracked host memory, with everything that the tests look at.
+/// An arena on tracked host memory, with everything that the tests inspect.
 class StepArenaTest : public ::testing::Test {
  protected:
   StepBuffer take(std::int64_t bytes, std::string_view tag = "buffer",
@@ -29,7 +29,7 @@ class StepArenaTest : public ::testing::Test {
     return arena_.acquire(bytes, category, tag);
   }
 
-  // Two kept, one passing: packs into kept + kept + passing.
+  // Two buffers stay and one is temporary, so the plan is kept + kept + temporary.
   std::vector<void*> plain_step() {
     std::vector<void*> addresses;
     StepBuffer first = take(1000, "first");
@@ -182,7 +182,7 @@ TEST_F(StepArenaTest, UnplannedReleaseBlocksOnTheEvent) {
   auto failed = std::make_shared<HostEvent>();
   failed->fail(std::make_exception_ptr(CommunicationError("lost")));
   StepBuffer b = take(10);
-  b.release(Event(failed));  // the failure belongs to who waits for the work
+  b.release(Event(failed));  // a waiter for the work receives the failure, not a later user of the memory
   EXPECT_EQ(memory_.live(), 1);
 }
 
@@ -215,12 +215,12 @@ TEST_F(StepArenaTest, OtherRequestFallsBackAndIsPackedAtTheEnd) {
   }
   EXPECT_EQ(arena_.block_bytes(), 512 + 512 + 2 * 256)
       << "of plans that nobody follows any more nothing stays";
-  // Fewer acquires than recorded are harmless.
+  // Fewer acquires than recorded are allowed.
   pass("train", false, [&] { StepBuffer a = take(512, "a"); });
   EXPECT_TRUE(arena_.planned("train"));
 }
 
-/// A step whose requests grow with both extents, one faster than the other.
+/// A step whose requests grow with both extents, at different rates.
 class StepArenaShapes : public StepArenaTest {
  protected:
   void shaped(const std::vector<Shape>& micro_batches, bool record = false, int kind = 0) {
@@ -256,14 +256,15 @@ TEST_F(StepArenaShapes, OnePlanServesAllThatIsNoLarger) {
   EXPECT_EQ(arena_.block_bytes(), 10 * 1280);
   for (const Shape& seen : {Shape{2, 5}, Shape{2, 4}, Shape{1, 5}}) EXPECT_EQ(calls_of({seen}), 0);
   EXPECT_EQ(arena_.packings(), 2);
-  // Each extent counts, and so does their number.
+  // The value of each extent matters, and so does their number.
   EXPECT_GT(calls_of({{3, 1}}), 0);
   EXPECT_GT(calls_of({{4}}), 0);
   EXPECT_EQ(calls_of({{4}}), 0);
   EXPECT_EQ(calls_of({{2, 5}}), 0);
 }
 
-// A first request that does not grow would fit the block, which then could not go before the others come.
+// A first request that does not grow would fit into the block, which then could not be freed before the
+// others.
 TEST_F(StepArenaShapes, AShapeBeyondThePlanGivesTheBlockBackBeforeItsFirstRequest) {
   const auto step = [&](const Shape& shape, bool record) {
     arena_.begin("train", record, shape);
@@ -284,7 +285,8 @@ TEST_F(StepArenaShapes, EachMicroBatchHasItsLargest) {
   shaped({{4}, {2}}, true);
   EXPECT_EQ(arena_.block_bytes(), 4 * 1280);
   EXPECT_EQ(calls_of({{3}, {2}}), 0);
-  // The second micro-batch is larger than it was: nothing lies in the block, so it goes before more is taken.
+  // The second micro-batch is larger than before. No buffer is in the block, so the block is freed before
+  // more memory is allocated.
   EXPECT_GT(calls_of({{3}, {9}}), 0);
   EXPECT_EQ(ledger_.account(Tier::device).peak, 9 * 1280);
   EXPECT_EQ(calls_of({{4}, {9}}), 0);
@@ -337,7 +339,7 @@ TEST_F(StepArenaShapes, WithoutShapesTheLargestRequestsCount) {
   EXPECT_THAT(message_of<LogicError>([&] { arena_.also({1}); }), HasSubstr("also() outside a pass"));
 }
 
-// What is released later in a larger pass must not lie where a shorter recording had it.
+// A buffer that a larger pass releases later must not share the place that a shorter recording gave it.
 TEST_F(StepArenaShapes, AWidenedPlanKeepsTheLongestLife) {
   const auto step = [&](std::int64_t bytes, bool late) {
     StepBuffer a = take(bytes, "a");
@@ -365,7 +367,7 @@ TEST_F(StepArenaTest, OverlapWithAnUnreleasedSlotFallsBack) {
   ASSERT_EQ(arena_.block_bytes(), 1024);
   arena_.begin("train", false);
   StepBuffer a = take(1024, "a");
-  StepBuffer b = take(1024, "b");  // recorded after a's release: the same bytes
+  StepBuffer b = take(1024, "b");  // recorded after a's release, so it gets the same bytes
   std::memset(a.data(), 1, 1024);
   std::memset(b.data(), 2, 1024);
   EXPECT_EQ(static_cast<unsigned char*>(a.data())[1023], 1);
@@ -429,7 +431,8 @@ TEST_F(StepArenaTest, ProgramsShareOneBlockAndItGrowsOnlyWhenNeeded) {
 }
 
 TEST_F(StepArenaTest, AFirstPassDoesNotLieBesideTheBlockOfOtherPrograms) {
-  // Validation after training must fit where training did: the block goes before buffers come one by one.
+  // Validation after training must fit into the memory of training, so the block is freed before single
+  // buffers are allocated.
   pass("train", true, [&] { plain_step(); });
   pass("train", false, [&] { plain_step(); });
   const std::int64_t block = arena_.block_bytes();
@@ -470,7 +473,7 @@ TEST_F(StepArenaTest, EndNamesTheHolders) {
   EXPECT_TRUE(arena_.active()) << "the pass goes on, so it can be ended properly or abandoned";
   arena_.abandon();
   EXPECT_FALSE(arena_.active());
-  std::memset(a.data(), 0, 1000);  // still valid
+  std::memset(a.data(), 0, 1000);  // the buffer is still valid
   a.release({});
   EXPECT_EQ(memory_.live(), 0);
   EXPECT_FALSE(arena_.planned("train"));
@@ -487,7 +490,8 @@ TEST_F(StepArenaTest, BuffersOfAnAbandonedPassKeepTheirBytes) {
     EXPECT_NE(a.data(), kept.data());
     std::memset(a.data(), 1, 1024);
   });
-  pass("train", false, [&] { take(2048, "a").release({}); });  // wants a larger block than can be taken now
+  pass("train", false, [&] { take(2048, "a").release({}); });  // needs a larger block than can be allocated
+                                                               // now
   EXPECT_FALSE(arena_.planned("train"));
   EXPECT_EQ(static_cast<unsigned char*>(kept.data())[512], 7);
   EXPECT_THAT(message_of<LogicError>([&] { arena_.forget(); }),
@@ -547,7 +551,7 @@ TEST_F(StepArenaTest, PoisonFillsOnAcquireAndRelease) {
     std::memset(bytes, 1, 300);
     a.release({});
     if (arena_.planned("train")) {
-      EXPECT_EQ(bytes[299], 0xff);  // the block is still there to look at
+      EXPECT_EQ(bytes[299], 0xff);  // the block still exists and can be inspected
     }
   };
   pass("train", true, step);
@@ -571,8 +575,8 @@ TEST(StepArenaOnMeta, TouchesNothing) {
   EXPECT_EQ(ledger.account(Tier::device).peak, (std::int64_t{1} << 45) + (std::int64_t{1} << 44));
 }
 
-// Random steps with work on a worker stream: a writer fills its buffer, later checks that nobody else wrote
-// there. Sizes and order repeat in each pass except now and then.
+// Random steps with work on a worker stream: a writer fills its buffer and later checks that no other one
+// wrote there. Sizes and order repeat in each pass, with occasional exceptions.
 TEST(StepArenaProperty, NobodyWritesIntoAnothersBuffer) {
   for (std::uint64_t seed = 1; seed <= 6; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -585,7 +589,7 @@ TEST(StepArenaProperty, NobodyWritesIntoAnothersBuffer) {
       std::vector<std::unique_ptr<Stream>> streams;
       for (int i = 0; i < 2; ++i) streams.push_back(device->create_stream("worker"));
       for (int pass = 0; pass < 8; ++pass) {
-        std::mt19937_64 draw(pass == 5 ? seed + 1000 : seed);  // one pass strays
+        std::mt19937_64 draw(pass == 5 ? seed + 1000 : seed);  // one pass differs
         arena.begin("train", pass == 1);
         std::vector<std::pair<StepBuffer, Event>> live;
         for (int i = 0; i < 60; ++i) {

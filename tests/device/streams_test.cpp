@@ -42,7 +42,7 @@ TEST(HostEvent, WaitEndsWhenCompletedElsewhere) {
   EXPECT_FALSE(event.query());
   EXPECT_FALSE(event.wait_for(0));
   EXPECT_FALSE(event.wait_for(0.001));
-  int data = 0;  // ordered by the event alone
+  int data = 0;  // ordered only by the event
   std::thread other([&] {
     data = 42;
     state->complete();
@@ -96,12 +96,12 @@ TEST(HostEvent, WaitWithUnproductiveProgressEndsInTime) {
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
   EXPECT_GE(taken.count(), 0.02);
   EXPECT_GE(calls, 2);
-  // 32 eager calls, then pauses of up to 100 us: a waiter that spun would make thousands of calls.
+  // 32 immediate calls, then pauses of up to 100 us; a spinning waiter would make thousands of calls.
   EXPECT_LE(calls, 32 + 20 + 20000 / 100);
 }
 
 TEST(HostEvent, WorkThatMovesIsNotPausedFor) {
-  // Pauses behind every 32 tries would make this wait last for seconds; that it moved at all is what counts.
+  // With pauses after every 32 tries this wait would take seconds; the test only checks that it progresses.
   auto state = std::make_shared<HostEvent>();
   int calls = 0, attending = 0, attended = 0;
   state->set_progress(
@@ -143,7 +143,7 @@ TEST(HostEvent, WaiterPausesOnItsWakeEvent) {
   int calls = 0;
   state->set_progress(
       [&, raw = state.get()] {
-        // A notification while the work is polled has to end the pause that follows.
+        // A notification while the work is polled must end the following pause.
         if (++calls == 40) wake_event->notifications = 7;
         if (calls == 60) raw->complete();
         return false;
@@ -151,7 +151,7 @@ TEST(HostEvent, WaiterPausesOnItsWakeEvent) {
       {}, wake_event);
   EXPECT_TRUE(state->wait(-1));
   EXPECT_EQ(calls, 60);
-  // 33 tries in a row, then a pause behind each but the last.
+  // 33 tries in a row, then a pause after each one except the last.
   ASSERT_EQ(wake_event->seen.size(), 27U);
   EXPECT_EQ(wake_event->seen[7], 0U) << "the 40th try: a notification during it has not been seen";
   EXPECT_EQ(wake_event->seen[8], 7U);
@@ -226,7 +226,7 @@ TEST(WorkerStream, WaitsForEventsOfOtherStreams) {
   auto device = cpu();
   auto first = device->create_stream("first");
   auto second = device->create_stream("second");
-  // Ping-pong: each increment must see the other stream's last one.
+  // The streams alternate: each increment must see the other stream's last one.
   int value = 0;
   Event last;
   for (int round = 0; round < 200; ++round) {

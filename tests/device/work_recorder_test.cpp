@@ -51,7 +51,7 @@ TEST(WorkRecorder, WhatTheHostDidComesBeforeWhatItIssues) {
   const Event copied = recorder->add(lane, kernel("copy"));
   EXPECT_THAT(recorder->work()[1].after, ElementsAre(0));
   EXPECT_FALSE(copied.query());
-  copied.wait();  // the host's own
+  copied.wait();  // a wait of the host
   EXPECT_TRUE(copied.query());
   recorder->add(WorkRecorder::host_lane, kernel("behind"));
   ASSERT_EQ(recorder->work().size(), 4u);
@@ -69,7 +69,7 @@ TEST(WorkRecorder, APointBehindAWaitIsBehindWhatItWaitsFor) {
   EXPECT_TRUE(point.query());
   EXPECT_EQ(recorder->work()[1].kind, WorkKind::join);
   EXPECT_THAT(recorder->work()[1].after, ElementsAre(0));
-  // The host knows of all that was before it.
+  // The host has waited for everything before it.
   EXPECT_TRUE(recorder->point(a).query());
 }
 

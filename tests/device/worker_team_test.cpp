@@ -47,7 +47,7 @@ TEST(WorkerTeam, PartsRunAtTheSameTimeOnSeveralThreads) {
   std::atomic<int> inside{0};
   std::mutex mutex;
   std::set<std::thread::id> who;
-  // Each waits for the other: one thread alone would never come to an end.
+  // Each waits for the other, so one thread alone would never end.
   team.run(2, [&](int) {
     ++inside;
     while (inside.load() < 2) std::this_thread::yield();

@@ -1,5 +1,5 @@
-// Saves that go on behind the next steps: they overlap, they hold what there was when they began, and they
-// fail aloud without touching training.
+// Saves that continue during the next steps: they overlap with training, contain the state of their
+// beginning, and report failures without changing training.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ using tranche::testing::FaultyFileSystem;
 using tranche::testing::FileOperation;
 namespace fs = std::filesystem;
 
-/// Keeps everyone from opening a shard for writing until the gate is opened.
+/// Blocks every attempt to open a shard for writing until the gate opens.
 class GatedFileSystem : public FileSystem {
  public:
   explicit GatedFileSystem(FileSystem& upstream) : upstream_(upstream) {}
@@ -70,7 +70,7 @@ OddRun setup(int ranks, int stage) {
 class BackgroundSaving : public Saving {
  protected:
   std::string step_path(int step) const { return path("step-0000000" + std::to_string(step)); }
-  /// Digest of the state after so many steps of a run that never saves.
+  /// The state digest after `steps` steps of a run that never saves.
   static kernels::Digest undisturbed(const OddRun& run, int steps) {
     kernels::Digest digest;
     std::mutex mutex;
@@ -111,7 +111,7 @@ TEST_F(BackgroundSaving, StepsGoOnMeanwhileAndTheCheckpointHoldsWhatWasThen) {
           (void)engine.step();
           EXPECT_EQ(engine.save(folder), wanted);
           int step = 1;
-          // No shard can even be opened yet: these steps run while the save is under way.
+          // No shard can be opened yet, so these steps run while the save is in progress.
           for (; step < 4; ++step) {
             whole_step(engine, runtime, step);
             EXPECT_EQ(engine.step().saved, "");
@@ -124,7 +124,7 @@ TEST_F(BackgroundSaving, StepsGoOnMeanwhileAndTheCheckpointHoldsWhatWasThen) {
             whole_step(engine, runtime, step);
             saved = engine.step().saved;
           }
-          EXPECT_EQ(saved, wanted);  // every rank in the same step: they would hang otherwise
+          EXPECT_EQ(saved, wanted);  // in the same step on every rank, otherwise they would hang
           EXPECT_FALSE(engine.saving());
           EXPECT_EQ(engine.finish_saving(), "");
         },
@@ -165,7 +165,7 @@ TEST_F(BackgroundSaving, AFailedWriteIsToldAtTheNextStepAndTrainingGoesOn) {
     const char* where;
     const char* told;
   };
-  // Ranks' payload, sync and room, and rank 0's steps from files to a checkpoint.
+  // Payload, sync and space on the ranks, and rank 0's steps from files to a checkpoint.
   const Case cases[] = {
       {FileOperation::write, -1, ENOSPC, "shard-00001-of-00003", "No space left on device"},
       {FileOperation::sync, 1, EIO, "shard-00002-of-00003", "Input/output error"},
@@ -205,7 +205,7 @@ TEST_F(BackgroundSaving, AFailedWriteIsToldAtTheNextStepAndTrainingGoesOn) {
               EXPECT_EQ(told, test::nothing_thrown) << "told twice";
               told = message;
               EXPECT_FALSE(engine.saving());
-              continue;  // the same step again: nothing of it has begun
+              continue;  // the same step again; the save has not begun
             }
             EXPECT_EQ(engine.step().saved, "") << what;
             ++step;
@@ -229,8 +229,8 @@ TEST_F(BackgroundSaving, AFailedWriteIsToldAtTheNextStepAndTrainingGoesOn) {
   }
 }
 
-/// A rank that hears of the failure may end the job at once: the removal, which takes its time here, comes
-/// before.
+/// A rank that receives the failure may end the job at once, so the folder must have been removed before,
+/// although removal is slow here.
 TEST_F(BackgroundSaving, NobodyHearsOfAFailureBeforeItsFolderIsGone) {
   const std::string folder = path("cleared");
   FaultyFileSystem files(posix_file_system());
@@ -336,7 +336,7 @@ TEST_F(BackgroundSaving, TheSnapshotIsInTheBooksAndReused) {
       EXPECT_EQ(host_bytes(runtime), reserved);
     }
   });
-  // The plan holds the same.
+  // The plan has the same memory.
   Config config = odd_config(run);
   config.save_buffer = true;
   RuntimeOptions options = RuntimeOptions::from(config);
@@ -359,13 +359,13 @@ TEST_F(BackgroundSaving, SamplesAreCountedAndGoOn) {
     EXPECT_EQ(batch, 6);
     for (int step = 0; step < 2; ++step) {
       whole_step(engine, runtime, step,
-                 step == 0 ? "prime.c" : "");  // a skipped step consumes its samples too
+                 step == 0 ? "prime.c" : "");  // a skipped step uses its samples as well
       (void)engine.step();
     }
     EXPECT_EQ(engine.samples(), 2 * batch);
     engine.save(path());
   });
-  run.ranks = 3;  // another batch
+  run.ranks = 3;  // gives another batch
   on_ranks(run, [&](Engine& engine, Runtime& runtime) {
     EXPECT_EQ(engine.load(path()).samples, 12);
     EXPECT_EQ(engine.samples(), 12);

@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// A step of the engine's present batch, of samples that the run has not seen yet.
+/// Runs a step of the engine's present batch with samples that the run has not used yet.
 StepResult batch_step(Engine& engine, Runtime& runtime) {
   const std::int64_t size = engine.config().micro_batch_size;
   const std::int64_t first = engine.samples();
@@ -31,7 +31,7 @@ class Batch : public Saving {
   };
   static constexpr Sizes small{2, 1}, ramped{4, 3}, last{1, 2};
 
-  /// A ramp and a last short step, on one engine or on one engine after the other, by way of checkpoints.
+  /// A ramp and a last short step, on one engine, or on several engines that continue through checkpoints.
   kernels::Digest trained(const OddRun& run, bool one_engine) {
     kernels::Digest digest;
     const auto with = [&](const Sizes& sizes, const std::function<void(Engine&, Runtime&)>& body) {
@@ -169,7 +169,7 @@ TEST_F(Batch, IsChangedBetweenStepsByAllRanksAlike) {
     engine.end_evaluation();
     {
       StepBuffer held;
-      for (int pass = 0; pass < 4; ++pass) {  // the last one's memory is a place in the packed block
+      for (int pass = 0; pass < 4; ++pass) {  // in the last pass its memory is a place in the packed block
         const InferenceScope scope(engine);
         held = engine.acquire(64, Category::activations, "kept");
         if (pass < 3) held.release();

@@ -1,6 +1,6 @@
-// Optimizer states in blocks of 8 bits (tranche.moments block8) in an engine: the same bits wherever state
-// lies and however it is cut, plans that are the ledger, checkpoints for any number of ranks, and conversions
-// that have to be asked for.
+// Optimizer states in blocks of 8 bits (tranche.moments block8) in an engine: the same bits for every tier
+// and partition, plans that equal the ledger, checkpoints for any number of ranks, and conversions that must
+// be requested.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -86,7 +86,7 @@ TEST(Block8States, GiveTheSameBitsOnAnyNumberOfRanksAndOnMeshes) {
 }
 
 // Tensors without blocks have the bits of a run with fp32 states as long as no element of a tensor with
-// blocks is seen; the tensors with blocks have others.
+// blocks influences them; tensors with blocks have other bits.
 TEST(Block8States, AreOfLargeTensorsAlone) {
   std::vector<std::vector<float>> weights[2];
   for (const bool in_blocks : {false, true}) {
@@ -133,12 +133,12 @@ TEST(Block8States, ArePlannedToTheByte) {
       };
       on_ranks(run, train);
       if (std::string(type) != "Muon") {
-        // large.h and large.i from elements 0 and 5632 on, in three shards of 3584; tied.a with tied.b, and
-        // large.j, in shards of 256. The master weights are fp32.
+        // large.h and large.i begin at elements 0 and 5632, in three shards of 3584; tied.a with tied.b, and
+        // large.j, are in shards of 256. The master weights are fp32.
         const std::int64_t states = std::string(type) == "AdamW" ? 2 : 1;
         const std::int64_t wanted = 3584 * 4 + states * (3584 / 256 * 260) + 2 * 256 * (4 + 4 * states);
         EXPECT_EQ(formula.optimizer, wanted) << type << ", " << name_of(tier);
-        if (tier != OffloadTier::nvme) {  // whose tiles end with padding
+        if (tier != OffloadTier::nvme) {  // the tiles of nvme end with padding
           const TierAccount& home = measured[tier == OffloadTier::none ? 0 : 1];
           const std::int64_t padding = states * (aligned_bytes(3584 / 256 * 260) - 3584 / 256 * 260);
           EXPECT_EQ(home.persistent[Category::optimizer], wanted + padding) << type << ", " << name_of(tier);
@@ -160,7 +160,7 @@ TEST(Block8States, ArePlannedToTheByte) {
   }
 }
 
-// Values that are written come back as the nearest of their block, and as what the next update reads.
+// Written values are read back as the nearest values of their block, which the next update uses too.
 TEST(Block8States, AreReadAndWrittenAsNumbers) {
   for (const OffloadTier tier : {OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme}) {
     OddRun run = block_run({"AdamW", {}}, 3);
@@ -192,7 +192,7 @@ TEST(Block8States, AreReadAndWrittenAsNumbers) {
 
 class Block8Checkpoints : public Saving {
  protected:
-  /// Two steps on so many ranks, saved.
+  /// Saves after two steps on the run's ranks.
   kernels::Digest save(OddRun run, const std::string& name) {
     return digest_after(run, [&](Engine& engine, Runtime& runtime) {
       for (int step = 0; step < 2; ++step) {
@@ -206,7 +206,7 @@ class Block8Checkpoints : public Saving {
     std::vector<std::string> notes;
     return checkpoint::newest_checkpoint(detail::posix_file_system(), folder, notes).path;
   }
-  /// The bytes of all that is kept of all tensors.
+  /// The bytes of all states of all tensors.
   static std::vector<std::byte> bytes_at(const std::string& folder) {
     const checkpoint::LocalStorage local;
     checkpoint::Reader reader(local, newest(folder));
@@ -255,7 +255,8 @@ TEST_F(Block8CheckpointsSlow, KeepEveryByteOnOtherNumbersOfRanks) {
   }
 }
 
-// A run of one format takes the state of another where it is told to, and is told what to say where not.
+// A run with one format loads the state of another format if that is requested; otherwise the error names the
+// option.
 TEST_F(Block8Checkpoints, OfAnotherFormatAreConvertedOnRequest) {
   struct Saved {
     DataType moments;
@@ -307,7 +308,7 @@ TEST_F(Block8Checkpoints, OfAnotherFormatAreConvertedOnRequest) {
       on_ranks(run, [&](Engine& engine, Runtime& runtime) {
         if (from.moments != to) {
           const std::string told = message_of<CheckpointError>([&] { engine.load(folder); });
-          // The first tensor that differs: of small ones block8 keeps fp32.
+          // The state of the first tensor that differs; block8 keeps fp32 for small ones.
           const auto of_first = [](DataType moments, DataType other) {
             const bool small = moments == DataType::block8 && other == DataType::bfloat16;
             return std::string(name_of(small ? DataType::float32 : moments));
@@ -322,7 +323,7 @@ TEST_F(Block8Checkpoints, OfAnotherFormatAreConvertedOnRequest) {
               << told;
         }
         engine.load(folder, {.convert_state = from.moments != to});
-        // Blocks are not encoded again: -1 has no code, so that another scale would come of it.
+        // Blocks are not encoded again: -1 has no code, so another scale would result.
         const bool same = from.moments == to;
         EXPECT_EQ(engine.read_optimizer_state("large.i", "exp_avg"),
                   same ? from.m : in_format(from.m, to, false));

@@ -1,5 +1,5 @@
-// Flat buffers with groups of their own in one store: each is sharded over, and its gradient is the sum of,
-// the ranks that hold its values, and the norm counts every element once.
+// Flat buffers with groups of their own in one store. Each is sharded over the ranks that hold its values,
+// its gradient is their sum, and the norm counts every element once.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ using detail::Program;
 using detail::StateLayout;
 using detail::StepBoundary;
 
-/// Lays a buffer out again, over other ranks.
+/// Divides a buffer again, over other ranks.
 void regroup(FlatBuffer& flat, Communicator& group, Communicator* replicas) {
   std::vector<std::int64_t> sizes;
   for (int tensor = 0; tensor < flat.layout.tensors(); ++tensor) {
@@ -38,9 +38,9 @@ void regroup(FlatBuffer& flat, Communicator& group, Communicator* replicas) {
                  FlatLayout(sizes, group.size(), replicas == nullptr ? 1 : replicas->size()), flat.tensors);
 }
 
-/// Of four ranks, unit a is held by pairs, with values of their own (as two stages of a pipeline, or halves
-/// of a sliced layer, would); unit b, which is used twice, is tied over all of them; and its frozen tensor is
-/// sharded in pairs that have copies of it.
+/// On four ranks, pairs hold unit a with their own values (like two pipeline stages, or halves of a sliced
+/// layer). Unit b, which is used twice, is tied over all ranks. Its frozen tensor is sharded over pairs that
+/// have copies of it.
 class BufferGroups : public ::testing::TestWithParam<std::tuple<int, ReductionPolicy, bool>> {};
 
 TEST_P(BufferGroups, ReduceGatherAndUpdateByTheirOwnGroups) {
@@ -114,7 +114,7 @@ TEST_P(BufferGroups, ReduceGatherAndUpdateByTheirOwnGroups) {
       EXPECT_EQ(rank.weight("b.w"), updated(b, of_all));
       EXPECT_EQ(rank.weight("b.frozen"), frozen);
 
-      // The weights that models read are the new ones.
+      // Models read the new weights.
       rank.arena.begin("train", false);
       gatherer.begin_sequence(Program::train, false);
       for (int unit = 0; unit < 2; ++unit) {
@@ -138,8 +138,8 @@ INSTANTIATE_TEST_SUITE_P(Stages, BufferGroups,
                                                               ReductionPolicy::micro_batch),
                                             ::testing::Bool()));
 
-// A step holds two things beside the state: the slot of a unit, and the group's sum on its way to the other
-// copies.
+// A step holds two buffers beside the state: the slot of a unit, and the group's sum while it is sent to the
+// other copies.
 TEST(BufferCopies, TheFormulaHasTheSumOfAReplica) {
   run_thread_ranks(4, [&](int rank_number, const CommunicatorFactory& factory) {
     const std::unique_ptr<Communicator> all = factory({});
@@ -173,9 +173,9 @@ TEST(BufferCopies, TheFormulaHasTheSumOfAReplica) {
   });
 }
 
-// Whoever waits for the buffer after an error, waits for what was issued before it.
+// A wait for the buffer after an error waits for the work issued before it.
 TEST(BufferCopies, AnErrorOfTheSumOverReplicasLeavesTheEventOfTheGroups) {
-  std::atomic<bool> began = false;  // on rank 0, whose barrier the failure would end otherwise
+  std::atomic<bool> began = false;  // rank 0 has left the barrier, which a failure would end with an error
   run_thread_ranks(2, [&](int rank_number, const CommunicatorFactory& factory) {
     const std::unique_ptr<Communicator> all = factory({}), alone = make_self_communicator();
     RankState rank(plain_config(2), *alone, detail::posix_file_system(), {},

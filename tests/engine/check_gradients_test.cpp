@@ -1,4 +1,4 @@
-// Gradients against finite differences: models that are right, and each way in which one is not.
+// Compares gradients with finite differences: for correct models, and for each kind of mistake.
 
 #include "tranche/engine/check_gradients.h"
 
@@ -23,7 +23,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// The result on rank 0 of a check of the odd model, whose gradients are right; equal on all ranks.
+/// The result on rank 0 of a check of the odd model, whose gradients are correct; it is equal on all ranks.
 GradientCheck check_of(const OddRun& run, const GradientCheckOptions& options = {.elements = 4}) {
   GradientCheck result;
   std::vector<std::string> texts(static_cast<std::size_t>(run.ranks));
@@ -53,7 +53,8 @@ TEST(CheckGradients, PassesAModelThatIsRightOnAGpu) {
   run.stage = 3;
   run.single_unit = true;
   run.frozen = false;
-  const GradientCheck check = check_of(run, {.elements = 1});  // each pass takes long on an emulated GPU
+  const GradientCheck check = check_of(run, {.elements = 1});  // one element, because each pass takes long on
+                                                               // an emulated GPU
   EXPECT_TRUE(check.passed()) << check.text();
   EXPECT_THAT(check.text(), HasSubstr("tied.a [7]: 1 of 7 elements, worst ["));
 }
@@ -61,7 +62,7 @@ TEST(CheckGradients, PassesAModelThatIsRightOnAGpu) {
 #else
 
 TEST(CheckGradients, PassesAModelThatIsRightAtEveryStage) {
-  // Tied (used twice), frozen, tiny, several micro-batches and ranks.
+  // The model has tied (used twice), frozen and tiny tensors; the run has two micro-batches and two ranks.
   OddRun run;
   run.ranks = 2;
   run.accumulation = 2;
@@ -80,7 +81,7 @@ TEST(CheckGradients, PassesAModelThatIsRightAtEveryStage) {
   }
 }
 
-/// The mistakes that the backward of the network below can make.
+/// Mistakes that the backward of the network below can make.
 enum class Mistake {
   none,
   scale,
@@ -96,7 +97,7 @@ enum class Mistake {
   step
 };
 
-/// Half the squares of w (tanh(x A + a) B) - t over rows of five numbers; a square B.
+/// Half the squares of w (tanh(x A + a) B) - t, with rows of five numbers and a square B.
 class Network {
  public:
   static constexpr std::int64_t rows = 12, inputs = 3, width = 5;
@@ -209,7 +210,7 @@ GradientCheck check_of(Mistake mistake) {
   return result;
 }
 
-/// The names of the tensors that are wrong, with what is said of each.
+/// The names of the tensors that are reported, with the text for each.
 std::vector<std::string> wrong_of(Mistake mistake) {
   const GradientCheck check = check_of(mistake);
   std::vector<std::string> findings;
@@ -281,7 +282,7 @@ TEST(CheckGradients, DrawsElementsOfLargeTensors) {
   EXPECT_THAT(check.text(), HasSubstr("prime.c [1009]: 3 of 1009 elements"));
 }
 
-/// max(x + bias, 0) * head, of which one row is exactly 0, where the slope of max() is `slope`.
+/// max(x + bias, 0) * head. One row of the argument is exactly 0, where `slope` is the slope of max().
 GradientCheck rectified(float slope) {
   ModelSpec model;
   model.add_unit(
@@ -335,7 +336,8 @@ TEST(CheckGradients, TakesEachSlopeBetweenTheSidesOfAKink) {
 }
 
 TEST(CheckGradients, GivesUpTheStepThatAnExceptionLeavesOpen) {
-  // At each place of a pass, in the first pass and behind the first difference; the engine goes on as before.
+  // Fails at each place of a pass, in the first pass and after the first difference; afterwards the engine
+  // works as before.
   for (const int place : {0, 1, 2, 3, 4}) {
     for (const int pass : {1, 5}) {
       on_network(
@@ -387,7 +389,7 @@ TEST(CheckGradients, SaysWhereNothingWasCompared) {
   EXPECT_FALSE(check.passed());
   EXPECT_THAT(check.text(), HasSubstr("nothing was compared: every tensor is frozen, or has a gradient and "
                                       "differences of 0\n"));
-  // A loss of which no weight is a part.
+  // A loss that depends on no weight.
   on_network([](Engine& engine) {
     const GradientCheck flat = check_gradients(engine, [&] {
       engine.begin_micro_batch();

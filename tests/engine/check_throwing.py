@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""check_throwing.py RUN_MPI PROGRAM RANKS|threads-RANKS TIMES [WHERE ...]: runs throwing_rank in all its ways, or another program in its own.
+"""check_throwing.py RUN_MPI PROGRAM RANKS|threads-RANKS TIMES [WHERE ...]: runs throwing_rank in all its variants, or another program in
+its own.
 
-Every rank has to say within three seconds of the exception that it ends, and to say its cause: the rank that threw as its own error, the others as
-that rank's failure. The communication time-out of the program is a minute. How long mpirun then takes to end the job does not count. Jobs
-under mpirun wait for its end most of the time, so three run side by side.
+Within three seconds of the exception every rank must report that it ends, and the cause: the rank that threw as its own error, the others
+as that rank's failure. The program's communication time-out is a minute. The time that mpirun takes to end the job does not count. Jobs
+under mpirun mostly wait for its end, so three run at the same time.
 """
 import concurrent.futures
 import os
@@ -40,7 +41,7 @@ def problems_of(output: str, took: float, status: int, ranks: int) -> list[str]:
 
 
 def run(command: list[str], ranks: int) -> tuple[float, list[str], str]:
-    """Returns the seconds from the exception to the last rank's word that it ends, what is wrong, and the output."""
+    """Returns the seconds from the exception to the last rank's report that it ends, the problems, and the output."""
     output, end = "", float("inf")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
                           env={**os.environ, "TRANCHE_MPI_TIMEOUT": "60"}) as job:

@@ -1,4 +1,5 @@
-// Saves by themselves: what one store saved another reads, over other ranks, and what the run adds is told.
+// Saves without an engine: one store loads what another saved with other ranks, and reports what the run
+// adds.
 #include "engine/checkpoint_session.h"
 
 #include <gmock/gmock.h>
@@ -26,7 +27,8 @@ Config momentum_config(int stage) {
   return config;
 }
 
-// Three ranks of stage 2 save; two ranks of stage 3 read: the same digest of weights and optimizer state.
+// Three ranks of stage 2 save, and two ranks of stage 3 load: the digests of weights and optimizer state are
+// equal.
 TEST(CheckpointSession, AnotherStoreReadsWhatOneSaved) {
   const testing::TestFolder folder;
   kernels::Digest saved;
@@ -49,7 +51,7 @@ TEST(CheckpointSession, AnotherStoreReadsWhatOneSaved) {
         });
     EXPECT_EQ(described, number == 0 ? 1 : 0);
     EXPECT_TRUE(session.in_progress());
-    // The state is copied: what is written from here on is not in the checkpoint.
+    // The save has its own copy; later writes are not in the checkpoint.
     const kernels::Digest before = rank.access().digest(detail::TensorAccess::Digested::weights_and_state);
     rank.access().write_weight(1, std::vector<float>(7, 9.0f));
     EXPECT_EQ(session.finish(), will_be);
@@ -89,7 +91,7 @@ TEST(CheckpointSession, AFailedSaveIsToldOnceAndTheNextOneWorks) {
                 (void)session.finish();
               }),
               HasSubstr("cannot save step 1 to " + blocked));
-  session.throw_failure();  // told already
+  session.throw_failure();  // the failure has been reported
   EXPECT_FALSE(session.in_progress());
   SaveOptions options;
   options.wait = true;

@@ -17,7 +17,7 @@ namespace {
 
 using detail::Box;
 
-/// The part of a tensor that a rank has, and how many neighbouring ranks have the same.
+/// A rank's part of a tensor, and the number of neighbouring ranks with the same part.
 struct Part {
   Box box;
   int sharers = 1;
@@ -133,7 +133,7 @@ void cut_step(Engine& engine, Runtime& runtime, std::int64_t step, const std::st
                               [&](const detail::CommonRun& run) {
                                 for (std::int64_t i = 0; i < run.elements; ++i) {
                                   const std::int64_t element = run.tensor + i;
-                                  // Ranks that hold the same elements see a share of the samples each.
+                                  // Ranks that hold the same elements process different samples.
                                   for (std::int64_t s = first; s < first + count; ++s) {
                                     if (s % part.sharers != tensor_rank % part.sharers ||
                                         s / part.sharers % context_ranks != context_rank) {
@@ -168,11 +168,11 @@ void on_cut_ranks(const CutRun& run, const std::function<void(Engine&, Runtime&)
     for (const std::string& dimension : run.whole) config.layout[dimension] = "whole";
     config.train_batch_size = cut_samples;
     config.micro_batch_size = 2;
-    config.accumulation_steps = 0;  // what the rest leaves
+    config.accumulation_steps = 0;  // follows from the other two
     config.optimizer.type = run.optimizer;
     config.optimizer.learning_rate = 0.05;
     config.precision.compute = run.dtype;
-    config.precision.communication = DataType::float32;  // sums of gradients stay exact
+    config.precision.communication = DataType::float32;  // keeps sums of gradients exact
     config.precision.accumulation = DataType::float32;
     if (run.stochastic_rounding) {
       config.precision.master = MasterFormat::none;

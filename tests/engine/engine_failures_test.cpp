@@ -1,5 +1,5 @@
-// Failures in the middle of a step: memory that runs out, gradients that are dropped, ranks that differ,
-// exceptions that unwind a handle. Each ends the engine on all ranks with a text, or changes nothing.
+// Failures in the middle of a step: exhausted memory, dropped gradients, ranks that differ, exceptions that
+// unwind a handle. Each ends the engine on all ranks with a text, or changes nothing.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// Takes what is left under the runtime's limit, so that the next allocation of a page's size fails.
+/// Allocates the remaining memory under the runtime's limit, so that the next allocation of a page fails.
 std::vector<Buffer> take_the_rest(Runtime& runtime) {
   std::vector<Buffer> taken;
   for (std::int64_t bytes = 1 << 20; bytes >= 256;) {
@@ -32,7 +32,7 @@ std::vector<Buffer> take_the_rest(Runtime& runtime) {
   return taken;
 }
 
-/// Two units of which the second is too large for what the first gives back.
+/// Two units; the second is too large for the memory that the first frees.
 ModelSpec small_and_large() {
   ModelSpec model;
   model.add_unit({"small", {{"small.w", Shape{10}, Initializer::zeros()}}, 1});
@@ -40,7 +40,7 @@ ModelSpec small_and_large() {
   return model;
 }
 
-/// Runs `body` on two ranks of the two units in stage 3, of which rank 1 has a limit of memory.
+/// Runs `body` on two ranks with the two units in stage 3; rank 1 has a memory limit.
 void with_a_poor_rank(const std::function<void(Engine&, Runtime&)>& body) {
   OddRun run;
   run.ranks = 2;
@@ -72,7 +72,7 @@ TEST(FailuresHalfWay, OutOfMemoryInAGatherEndsTheEngineOnAllRanks) {
                   const std::string first = message_of<OutOfMemory>([&] { engine.gather({1}); });
                   EXPECT_THAT(first, HasSubstr("large gathered"));
                   hog.clear();
-                  // With memory again it still cannot go on: its peers are elsewhere.
+                  // Even with memory it cannot continue, because its peers are at another operation.
                   EXPECT_EQ(message_of<OutOfMemory>([&] { engine.gather({1}); }), first);
                   EXPECT_EQ(message_of<OutOfMemory>([&] { engine.weights_digest(); }), first);
                   EXPECT_EQ(message_of<OutOfMemory>([&] { engine.read_weight("small.w"); }), first);
@@ -83,7 +83,7 @@ TEST(FailuresHalfWay, OutOfMemoryInAGatherEndsTheEngineOnAllRanks) {
 }
 
 TEST(FailuresHalfWay, OutOfMemoryInARelease) {
-  // Letting go of a unit fetches the next one ahead; a handle's release cannot throw, so the next call does.
+  // Releasing a unit prefetches the next one. A handle's release cannot throw, so the next call does.
   EXPECT_THAT(message_of<OutOfMemory>([&] {
                 with_a_poor_rank([](Engine& engine, Runtime& runtime) {
                   const auto micro_batch = [&](bool hogged) {
@@ -141,7 +141,8 @@ TEST(FailuresHalfWay, UnitsOfEqualSizeInAnotherOrderAreNamed) {
 }
 
 TEST(FailuresHalfWay, SequencesThatDifferAreToldAtTheStepsEnd) {
-  // Operation, unit and size agree, so that every exchange fits: only the sequence's hash has the phase.
+  // Operation, unit and size agree, so that every exchange works; only the sequence's hash includes the
+  // phase.
   OddRun run;
   run.ranks = 2;
   on_ranks(run, [](Engine& engine, Runtime& runtime) {
@@ -183,7 +184,7 @@ TEST(FailuresHalfWay, ARankThatLeavesItsLoopEarlyEndsItsPeersWait) {
           engine.step();
         }
       };
-      // Rank 0 returns from here, and its engine and its runtime end in order.
+      // Rank 0 returns from here, and its engine and its runtime are destroyed normally.
       if (runtime.rank() == 0) return train(2);
       text = message_of<CommunicationError>([&] { train(3); });
     });
@@ -233,7 +234,7 @@ TEST(FailuresHalfWay, ModelsAndThreadsThatDifferAreNamed) {
             Config config = odd_config(run);
             RuntimeOptions options = RuntimeOptions::from(config);
             if (!model && rank == 1) options.threads = 2;
-            config.threads = 0;  // so that the engine takes whatever the runtime has
+            config.threads = 0;  // the engine uses the runtime's number
             Runtime runtime(options, factory);
             Engine engine(runtime, odd_model(model && rank == 1), config);
           });
@@ -270,7 +271,7 @@ TEST(FailuresHalfWay, TheProgramTellsThePeersAndGetsItsStatus) {
 TEST(FailuresHalfWay, WhatTheEngineIsToldEndsItsPeersAndItself) {
   OddRun run;
   run.ranks = 2;
-  std::promise<void> begun;  // else the failure may meet a peer that is still making its engine
+  std::promise<void> begun;  // otherwise the failure may reach a peer that is still creating its engine
   on_ranks(run, [&](Engine& engine, Runtime& runtime) {
     if (runtime.rank() == 1) {
       begun.get_future().wait();
@@ -288,8 +289,8 @@ TEST(FailuresHalfWay, WhatTheEngineIsToldEndsItsPeersAndItself) {
 }
 
 TEST(Unwinding, AnExceptionThatTheModelHandlesItselfChangesNoBit) {
-  // Letting go of a unit on the way to the handler fetches nothing ahead; the next call does, so that gathers
-  // and reductions keep their order among the ranks.
+  // During unwinding the release of a unit prefetches nothing. The next call does, so that gathers and
+  // reductions keep their order among the ranks.
   OddRun run;
   run.ranks = 2;
   run.stage = 3;
@@ -326,7 +327,7 @@ TEST(Unwinding, GradientsThatAnExceptionDropsEndThePeersAtOnce) {
         const UnitGradients gradients = engine.gradients({3});
         throw std::runtime_error("the model found no number");
       } catch (const std::runtime_error&) {
-        // Nobody tells the peers the cause, so they say where.
+        // No rank posts the cause to its peers, so they report their positions.
       }
       EXPECT_THAT(
           message_of<LogicError>([&] { engine.skip_gradients({2}); }),

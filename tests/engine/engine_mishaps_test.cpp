@@ -1,5 +1,5 @@
-// Steps out of the ordinary: scales and tokens at their ends, calls out of order, units left out or visited
-// in another order, evaluation in between, replicas that differ.
+// Unusual steps: extreme scales and token counts, calls out of order, units that are left out or visited in
+// another order, evaluation during steps, replicas that differ.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// --- Steps at their ends -----------------------------------------------------------------------------------
+// --- Extreme steps -------------------------------------------------------------------------------------
 
 TEST(StepsAtTheirEnds, OverflowAtTheSmallestScaleIsToldAndTheEngineGoesOn) {
   OddRun run;
@@ -69,7 +69,7 @@ TEST(StepsAtTheirEnds, WithoutTokensNothingChangesNorTheLossScale) {
 }
 
 TEST(StepsAtTheirEnds, RanksAndMicroBatchesWithoutTokensAreNoErrors) {
-  // The mean over the samples that there are: rank 1 and the second micro-batch have none.
+  // The mean is over the existing samples; rank 1 and the second micro-batch have none.
   OddRun run;
   run.ranks = 2;
   run.accumulation = 2;
@@ -89,7 +89,7 @@ TEST(StepsAtTheirEnds, RanksAndMicroBatchesWithoutTokensAreNoErrors) {
 }
 
 TEST(StepsAtTheirEnds, ALossThatIsNoNumberIsReportedAsIs) {
-  // Only gradients decide about a step; the loss is a report, and says what the model said.
+  // Only gradients decide whether a step is applied. The loss is reported as the model gave it.
   on_ranks({}, [](Engine& engine, Runtime&) {
     engine.begin_micro_batch();
     for (int unit = 0; unit < 4; ++unit) engine.skip_gradients({unit});
@@ -113,7 +113,7 @@ TEST(StepsAtTheirEnds, MemoryStillHeldIsRefusedBeforeAnythingChanges) {
     StepBuffer kept;
     engine.begin_micro_batch();
     kept = engine.acquire(64, Category::activations, "kept too long");
-    // The same micro-batch by hand would be long; what is held may come from any of them.
+    // Skips the rest of the micro-batch; a held unit may belong to any micro-batch.
     for (int unit = 0; unit < 4; ++unit) engine.skip_gradients({unit});
     end_with(engine, 0, 0);
     const kernels::Digest before = engine.state_digest();
@@ -129,8 +129,8 @@ TEST(StepsAtTheirEnds, MemoryStillHeldIsRefusedBeforeAnythingChanges) {
 }
 
 TEST(StepsAtTheirEnds, TheFirstOfSeveralNonFiniteGradientsIsNamed) {
-  // By unit, then element, whichever rank holds it: of three ranks, rank 0 owns the first 512 elements of
-  // prime and the first 256 of mixed.
+  // The order is by unit, then by element, whichever rank holds it. Of three ranks, rank 0 owns the first 512
+  // elements of prime and the first 256 of mixed.
   struct Bad {
     int unit, tensor, element;
   };
@@ -209,7 +209,7 @@ TEST(CallsOutOfOrder, WritingWeightsWhileTheyAreRead) {
 }
 
 TEST(CallsOutOfOrder, OneUnitTooManyLeavesTheScheduleAlone) {
-  // The refused call is not part of the recorded order: the micro-batches move the same elements.
+  // The refused call is not part of the recorded order, so the micro-batches transfer the same elements.
   OddRun run;
   run.ranks = 2;
   run.stage = 3;
@@ -242,7 +242,7 @@ TEST(CallsOutOfOrder, SkippingCoversAllUsesThatAreOwed) {
   run.stage = 2;
   on_ranks(run, [](Engine& engine, Runtime&) {
     engine.begin_micro_batch();
-    engine.gradients({0}).reduce();  // one of two uses; the other is owed
+    engine.gradients({0}).reduce();  // one of two uses, so the other is missing
     for (int unit = 0; unit < 4; ++unit) engine.skip_gradients({unit});
     EXPECT_THAT(message_of<LogicError>([&] { engine.skip_gradients({0}); }), HasSubstr("for use 3"));
     end_with(engine, 0, 1);
@@ -250,9 +250,10 @@ TEST(CallsOutOfOrder, SkippingCoversAllUsesThatAreOwed) {
   });
 }
 
-// --- The same bits out of the ordinary ---------------------------------------------------------------------
+// --- The same bits in unusual steps ---------------------------------------------------------------------
 
-/// Six steps: units visited in another order now and then, left out in one micro-batch, evaluation between.
+/// Six steps: units are sometimes visited in another order or left out in one micro-batch, with evaluation
+/// between steps.
 void unruly_steps(Engine& engine, Runtime& runtime, bool evaluate) {
   for (int step = 0; step < 6; ++step) {
     whole_step(engine, runtime, step, {}, step == 2 || step == 3);
@@ -266,7 +267,7 @@ void unruly_steps(Engine& engine, Runtime& runtime, bool evaluate) {
       }
       EXPECT_EQ(engine.end_evaluation().tokens, (step + 1) * runtime.size());
     }
-    // A step in which nothing is gathered, so that nobody waits for the new weights of stages 1-2.
+    // In this step nothing is gathered, so no gather waits for the new weights of stages 1-2.
     if (step != 4) continue;
     for (std::int64_t m = 0; m < engine.config().accumulation_steps; ++m) {
       engine.begin_micro_batch();
@@ -278,7 +279,8 @@ void unruly_steps(Engine& engine, Runtime& runtime, bool evaluate) {
 }
 
 TEST(SameBitsOutOfTheOrdinary, OverStages) {
-  for (const std::string also_frozen : {"", "tiny.*"}) {  // the second leaves a unit with nothing to train
+  for (const std::string also_frozen : {"", "tiny.*"}) {  // the second leaves a unit without trainable
+                                                          // tensors
     OddRun run;
     run.ranks = 3;
     run.dtype = DataType::bfloat16;
@@ -318,7 +320,7 @@ TEST(SameBitsOutOfTheOrdinary, ModelOfOneUnit) {
 }
 
 TEST(SameBitsOutOfTheOrdinary, HostsWithUnequalNumbersOfRanks) {
-  // Three ranks on one host, two on another: the bracket is that of rank 0's host for all.
+  // Three ranks on one host, two on another; all use the reduction order of rank 0's host.
   OddRun run;
   run.ranks = 5;
   run.reduction_group = 3;

@@ -1,4 +1,4 @@
-// An optimizer of the user's own that needs a statistic over all of a tensor's shards.
+// A user's optimizer that needs a statistic over all shards of a tensor.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@
 namespace tranche::test {
 namespace {
 
-/// Divides each tensor's gradient by its norm, which only all shards together know; keeps how far it went.
+/// Divides each tensor's gradient by its norm, which needs all shards; records the distance.
 class NormalizedDescent : public Optimizer {
  public:
   explicit NormalizedDescent(std::map<std::string, double>& seen) : seen_(seen) {}
@@ -88,7 +88,7 @@ TEST(OptimizerSums, AreSummedOverAllShardsOnce) {
           }
           EXPECT_TRUE(engine.step().applied);
           for (const auto& [name, squares] : expected) {
-            // Ranks that own nothing of a tensor are not asked to apply it.
+            // Ranks that own nothing of a tensor are not called for it.
             if (const auto found = seen.find(name); found != seen.end()) {
               EXPECT_NEAR(found->second, squares, 1e-6 * squares) << name << " " << run.to_string();
             }
@@ -97,7 +97,7 @@ TEST(OptimizerSums, AreSummedOverAllShardsOnce) {
         const kernels::Digest digest = engine.state_digest();
         if (rank == 0) digests.push_back(digest);
       });
-      // The sums are exact, so their bits are the same however they are spread.
+      // The sums are exact, so their bits do not depend on the partition.
       EXPECT_EQ(digests.back(), digests[digests.size() - 1 - static_cast<std::size_t>(run.stage)])
           << run.to_string();
     }
@@ -106,11 +106,11 @@ TEST(OptimizerSums, AreSummedOverAllShardsOnce) {
 
 constexpr float decay = 0.25f;
 
-/// Momentum and a trust ratio as LARS and LAMB have it: state advances before the sums are known, and these
-/// mix the gradient, at its true scale, with the weight.
+/// Momentum and a trust ratio like those of LARS and LAMB. State advances before the sums are known, and the
+/// sums combine the unscaled gradient with the weight.
 class TrustRatio final : public Optimizer {
  public:
-  /// `last_bits`: updates depend on the last bits of the sums, which a rate in fp32 hides otherwise.
+  /// `last_bits`: updates depend on the last bits of the sums, which otherwise vanish in an fp32 rate.
   explicit TrustRatio(bool last_bits = false) : last_bits_(last_bits) {}
   std::string name() const override { return "TrustRatio"; }
   std::vector<OptimizerStateTensor> state(const TrainableTensor&) const override {
@@ -164,7 +164,7 @@ class TrustRatio final : public Optimizer {
   bool last_bits_;
 };
 
-/// The same in fp64 on whole tensors, from gradients as the program reads them (the mean, not clipped).
+/// The same in fp64 on whole tensors, from the gradients that the program reads (the mean, not clipped).
 struct PlainTrustRatio {
   std::vector<double> weight, momentum;
   void update(std::span<const float> gradient, double clip, double rate, bool trusted) {
@@ -222,7 +222,7 @@ TEST(OptimizerSums, SeeTheTrueScaleOfClippedGradientsInEveryStage) {
             }
             for (const auto& [name, tensor] : plain) {
               const std::vector<float> weight = engine.read_weight(name);
-              // A few fp32 roundings a step, on weights of order one.
+              // The error is a few fp32 roundings per step, for weights of order one.
               for (std::size_t i = 0; i < weight.size(); ++i) {
                 ASSERT_NEAR(weight[i], tensor.weight[i], 2e-6) << name << " " << i << " " << run.to_string();
               }
@@ -244,7 +244,7 @@ TEST(OptimizerSums, AreThoseOfOneShardedModelOnAMesh) {
     for (const Replicate replicate : {Replicate::all, Replicate::parameters}) {
       for (int stage = 1; stage <= 3; ++stage) {
         OddRun run;
-        run.ranks = 8;  // of which four own parts of one tensor
+        run.ranks = 8;  // four of them own parts of one tensor
         run.stage = stage;
         run.policy = ReductionPolicy::micro_batch;
         run.reduction_group = 4;
@@ -256,7 +256,7 @@ TEST(OptimizerSums, AreThoseOfOneShardedModelOnAMesh) {
           options.log_level = LogLevel::off;
           Runtime runtime(options, factory);
           Engine engine(runtime, odd_model(), config, std::make_unique<TrustRatio>(true));
-          // Each rank's samples are those that the rank of the same shards has without a mesh.
+          // Each rank has the samples of the rank that has the same shards without a mesh.
           const int of_block = std::string(mesh).starts_with("shard") ? rank / 2 + rank % 2 * 4 : rank;
           for (int step = 0; step < 3; ++step) {
             odd_micro_batch(engine, (step * 8 + of_block) * 3, 3);
@@ -272,7 +272,7 @@ TEST(OptimizerSums, AreThoseOfOneShardedModelOnAMesh) {
   }
 }
 
-/// Descent with momentum for tensors of two dimensions; for others it also counts the steps.
+/// Descent with momentum for two-dimensional tensors; for others it also counts the steps.
 class TwoClasses final : public Optimizer {
  public:
   std::string name() const override { return "TwoClasses"; }
@@ -301,7 +301,7 @@ class TwoClasses final : public Optimizer {
 
 class StateClasses : public Saving {
  protected:
-  /// Two steps from what `begin` leaves, then `end`; the digest of all state.
+  /// Two steps after `begin`, then `end`; returns the digest of all state.
   kernels::Digest train(const OddRun& run, const std::function<void(Engine&)>& begin,
                         const std::function<void(Engine&, Runtime&)>& end) {
     kernels::Digest digest;
@@ -341,7 +341,7 @@ TEST_F(StateClasses, HaveBuffersOfTheirOwnAndTheSameBitsInEveryStageAndTier) {
     for (const Tier tier : {Tier::device, Tier::host, Tier::nvme}) {
       kept += runtime.ledger().account(tier).persistent[Category::optimizer];
     }
-    // Tiles on the disk are whole blocks of it, and only counted there.
+    // Tiles on the disk are whole blocks, and only counted there.
     if (runtime.ledger().account(Tier::nvme).persistent[Category::optimizer] == 0) {
       EXPECT_EQ(bytes.optimizer, kept);
     }
@@ -397,7 +397,7 @@ TEST_F(StateClasses, GoOnFromACheckpointAtOtherRanksAndTiers) {
   }
 }
 
-/// A rule that asks for what engines do not do.
+/// A rule that requests operations that engines do not support.
 class Beyond final : public Optimizer {
  public:
   explicit Beyond(bool matrices) : matrices_(matrices) {}

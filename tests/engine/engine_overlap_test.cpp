@@ -1,5 +1,5 @@
-// Communication beside compute: the units that are prefetched and reductions behind compute, how far, and
-// when not.
+// Communication during compute: which units are prefetched, which reductions run during compute, how far
+// ahead, and when there is none.
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@
 namespace tranche::test {
 namespace {
 
-/// Number of communication spans of `unit` recorded so far.
+/// The number of communication spans of `unit` that have been recorded.
 int spans_of(Runtime& runtime, const std::string& unit) {
   const std::string trace = runtime.trace()->to_json();
   int count = 0;
@@ -22,7 +22,7 @@ int spans_of(Runtime& runtime, const std::string& unit) {
   return count;
 }
 
-/// Waits at most `seconds` until there are more spans of `unit` than `before`; returns whether there are.
+/// Waits at most `seconds` until `unit` has more than `before` spans; returns whether it has.
 bool more_spans(Runtime& runtime, const std::string& unit, int before, double seconds) {
   const detail::Stopwatch watch;
   while (spans_of(runtime, unit) <= before && watch.seconds() < seconds) {
@@ -31,9 +31,9 @@ bool more_spans(Runtime& runtime, const std::string& unit, int before, double se
   return spans_of(runtime, unit) > before;
 }
 
-/// Runs one micro-batch of the odd model's units on two ranks in which the compute stream itself waits until
-/// a collective that was issued before it has ended: that can only happen when communication moves on its own
-/// while the rank computes. Returns whether it did, within `seconds`.
+/// Runs one micro-batch of the odd model's units on two ranks. In it the compute stream waits until a
+/// collective that was issued before has ended, which is possible only if communication progresses while the
+/// rank computes. Returns true if it ended within `seconds`.
 bool collective_ends_inside_compute(int stage, bool overlap, double seconds = 30,
                                     const std::function<void(Config&)>& change = {}) {
   OddRun run;
@@ -59,13 +59,13 @@ bool collective_ends_inside_compute(int stage, bool overlap, double seconds = 30
     if (stage == 3) {
       const int before = spans_of(runtime, "prime");
       const GatheredUnit weights = engine.gather({0});
-      wait_inside_compute("prime", before);  // the unit behind the one in use is being fetched
+      wait_inside_compute("prime", before);  // the unit after the one in use is being prefetched
       for (int unit = 3; unit >= 0; --unit) engine.skip_gradients({unit});
     } else {
       for (int unit = 0; unit < 4; ++unit) static_cast<void>(engine.gather({unit}));
       const int before = spans_of(runtime, "mixed");
       engine.skip_gradients({3});
-      wait_inside_compute("mixed", before);  // its reduction goes on behind the backward of other units
+      wait_inside_compute("mixed", before);  // its reduction runs during the backward of other units
       for (int unit = 2; unit >= 0; --unit) engine.skip_gradients({unit});
     }
     end_with(engine, 0, 1);
@@ -80,7 +80,7 @@ TEST(EngineOverlap, ReductionsMoveWhileTheRankComputes) {
 
 TEST(EngineOverlap, GathersRunAheadWhileTheRankComputes) {
   EXPECT_TRUE(collective_ends_inside_compute(3, true));
-  // The test can fail: without overlap nothing is prefetched.
+  // This check shows that the test can fail: without overlap nothing is prefetched.
   EXPECT_FALSE(collective_ends_inside_compute(3, false, 0.2));
 }
 
@@ -91,7 +91,7 @@ TEST(EngineOverlap, UnitsLargerThanThePrefetchBucketAreFetchedAheadToo) {
   }));
 }
 
-/// Two ranks in stage 3 after a step in which the order of units was recorded, with traces.
+/// Two ranks in stage 3, after a step in which the order of units was recorded, with traces.
 void on_recorded_ranks(const OddRun& run, const std::function<void(Config&)>& change,
                        const std::function<void(Engine&, Runtime&)>& body) {
   run_thread_ranks(
@@ -130,11 +130,11 @@ TEST(EngineOverlap, LimitsOfWhatIsFetchedAhead) {
     });
     return fetched == 2;
   };
-  // Gathered with padding on two ranks: tied, in use, has 512 elements, prime, the next, 1536, tiny 512. The
-  // next is fetched whatever the keys say, unless nothing may be ahead.
+  // Sizes on two ranks with padding: tied, which is in use, has 512 elements, prime, the next one, 1536, and
+  // tiny 512. The next unit is prefetched whatever the keys say, unless prefetching is off.
   EXPECT_TRUE(fetched_ahead("prime", 2, 0, 0, 2));
   EXPECT_FALSE(fetched_ahead("prime", 1, 5000, 5000, 0.1));
-  // Units beyond it are bounded, the next apart from what is ahead but not from what is live.
+  // Units after it are limited. The next one does not count as prefetched but counts as live.
   EXPECT_TRUE(fetched_ahead("tiny", 3, 512, 2560, 2));
   EXPECT_FALSE(fetched_ahead("tiny", 3, 511, 2560, 0.1));
   EXPECT_FALSE(fetched_ahead("tiny", 3, 512, 2559, 0.1));
@@ -149,7 +149,8 @@ TEST(EngineOverlap, TheNextMicroBatchIsFetchedAheadButNotTheNextStep) {
   on_recorded_ranks(
       run, [](Config&) {},
       [&](Engine& engine, Runtime& runtime) {
-        // A micro-batch gathers prime twice, and its end the first two units of the next: tied and prime.
+        // A micro-batch gathers prime twice, and its end gathers the first two units of the next: tied and
+        // prime.
         const std::string gather = "all_gather of unit prime";
         const int before = spans_of(runtime, gather);
         odd_micro_batch(engine, 0, 1);
@@ -164,7 +165,7 @@ TEST(EngineOverlap, OffMeansDoneOnReturn) {
   OddRun run;
   run.ranks = 2;
   run.overlap = false;
-  run.faults = {0.004, 5};  // drawn delays before every operation: nothing is over by chance
+  run.faults = {0.004, 5};  // delays before every operation, so that nothing is complete by chance
   for (const int stage : {0, 2, 3}) {
     run.stage = stage;
     on_recorded_ranks(
@@ -184,8 +185,8 @@ TEST(EngineOverlap, OffMeansDoneOnReturn) {
 }
 
 TEST(EngineOverlap, ReductionsOfAUnitKeepTheirOrder) {
-  // One unit, reduced micro-batch after micro-batch with drawn delays far above the time between: were one
-  // to overtake another, sums would be lost or added in another order.
+  // There is one unit, reduced in each micro-batch, with drawn delays far longer than the time between. If
+  // one reduction overtook another, sums would be lost or added in another order.
   OddRun run;
   run.ranks = 2;
   run.single_unit = true;

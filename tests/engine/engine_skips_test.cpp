@@ -1,4 +1,4 @@
-// Steps that are not applied: why, what they leave as it was, and what counts them.
+// Steps that are not applied: the reasons, the state that they leave unchanged, and the counters.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// The engine's contract call by call: order of calls, handles, evaluation, access to state; every error's
-// text is read.
+// The engine's contract, call by call: order of calls, handles, evaluation, access to state. The text of
+// every error is checked.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -81,7 +81,7 @@ TEST(EngineCalls, DepthNamesTheHolders) {
     engine.begin_micro_batch();
     const GatheredUnit first = engine.gather({0});
     const GatheredUnit second = engine.gather({2});
-    const GatheredUnit again = engine.gather({0});  // held already: costs no slot
+    const GatheredUnit again = engine.gather({0});  // it is held already, so this uses no slot
     EXPECT_THAT(
         message_of<LogicError>([&] { engine.gather({1}); }),
         AllOf(HasSubstr("would hold 3 units at once, but tranche.depth is 2"), HasSubstr("tied, tiny")));
@@ -95,7 +95,7 @@ TEST(EngineFailures, DroppedGradientsEndAllRanks) {
   std::atomic<int> peers_told = 0;
   EXPECT_THAT(message_of<Error>([&] {
                 on_ranks(run, [&](Engine& engine, Runtime& runtime) {
-                  // Told wherever they are by then, but not before their engines are made.
+                  // Peers receive the failure at any later call, but not before their engines exist.
                   const auto meet = [&] { runtime.shard().barrier({"", "test", Traffic::control}).wait(); };
                   if (runtime.rank() != 1) {
                     try {
@@ -177,7 +177,7 @@ TEST(EngineFailures, FrozenPatternsThatMatchNothing) {
 }
 
 TEST(EngineState, GradientsMatchTheClosedForm) {
-  // The mean over all samples of weight - target, whatever the policy, between micro-batches too.
+  // The mean of weight - target over all samples, for every policy, also between micro-batches.
   for (int variant = 0; variant < 8; ++variant) {
     const int stage = variant % 4;
     const DataType accumulation = variant < 4 ? DataType::float32 : DataType::bfloat16;
@@ -201,14 +201,15 @@ TEST(EngineState, GradientsMatchTheClosedForm) {
             for (std::int64_t s = 0; s < seen; ++s) {
               sum += static_cast<double>(weight[i]) - odd_target(16, s, static_cast<std::int64_t>(i));
             }
-            // fp32 sums of at most 18 terms of size below 5: a few units of 2^-22. In bf16 two roundings of a
-            // sum below 90 (2^-9 of it each), seen as a mean over at least 9.
+            // These are fp32 sums of at most 18 terms below 5: a few units of 2^-22. In bf16 a sum below 90
+            // is rounded twice (2^-9 of it each time) and divided by at least 9 tokens.
             const double bound = accumulation == DataType::float32 ? 3e-6 : 2 * 90 * 0x1p-9 / 9;
             EXPECT_NEAR(gradient[i], sum / static_cast<double>(seen), bound)
                 << "element " << i << " stage " << stage;
           }
         }
-        // The norm is that of what every rank read: each shard once, no padding, nothing frozen.
+        // The norm is that of the values that every rank read: each shard once, without padding and frozen
+        // tensors.
         double squares = 0;
         for (const UnitSpec& unit : engine.model().units()) {
           for (const TensorSpec& tensor : unit.tensors) {
@@ -218,7 +219,7 @@ TEST(EngineState, GradientsMatchTheClosedForm) {
         }
         const StepResult result = engine.step();
         EXPECT_TRUE(result.applied);
-        // read_gradient rounds each value to fp32 once more: 2^-24 of it.
+        // read_gradient rounds each value to fp32 again, an error of 2^-24 of it.
         EXPECT_NEAR(result.gradient_norm, std::sqrt(squares), 1e-7 * result.gradient_norm);
         EXPECT_EQ(result.clip_coefficient, 1 / (result.gradient_norm + 1e-6)) << "clipped at 1";
       });
@@ -227,7 +228,8 @@ TEST(EngineState, GradientsMatchTheClosedForm) {
 }
 
 TEST(EngineState, ARankAloneRoundsItsGradientsToTheWireToo) {
-  // The same sample in every micro-batch: sums and the mean are by powers of two, and leave roundings alone.
+  // The same sample is in every micro-batch, so that sums and the mean involve powers of two only and do not
+  // round.
   const auto gradient_over = [](DataType wire, ReductionPolicy policy, std::int64_t accumulation, int stage) {
     OddRun run;
     run.stage = stage;
@@ -258,7 +260,7 @@ TEST(EngineState, ARankAloneRoundsItsGradientsToTheWireToo) {
 }
 
 TEST(EngineState, UpdatesMatchTheClosedForm) {
-  // Plain SGD: weight - rate * clip * gradient, with clipping off, at a norm below the limit, and above it.
+  // Plain SGD: weight - rate * clip * gradient, without clipping, and with a norm below and above the limit.
   for (int stage = 0; stage <= 3; ++stage) {
     for (const double clipping : {0.0, 1e6, 1.0}) {
       OddRun run;
@@ -278,7 +280,7 @@ TEST(EngineState, UpdatesMatchTheClosedForm) {
         const std::vector<float> after = engine.read_weight("mixed.g");
         for (std::size_t i = 0; i < after.size(); ++i) {
           const double expected = static_cast<double>(before[i]) - 0.05 * clip * gradient[i];
-          EXPECT_NEAR(after[i], expected, 1e-8) << "element " << i;  // values below 0.1 in fp32
+          EXPECT_NEAR(after[i], expected, 1e-8) << "element " << i;  // for values below 0.1 in fp32
         }
       });
     }
@@ -300,7 +302,7 @@ TEST(EngineState, WeightsAndMomentsCanBeReadAndSet) {
         engine.write_optimizer_state("prime.c", "exp_avg_sq", values);
         EXPECT_EQ(engine.read_optimizer_state("prime.c", "exp_avg_sq"), values);
         EXPECT_EQ(engine.read_optimizer_state("prime.c", "exp_avg"), std::vector<float>(1009, 0.0f));
-        // The compute copy was written too: what a model gathers is the rounded value.
+        // The compute copy is written too: a model gathers the rounded value.
         engine.begin_evaluation();
         engine.begin_micro_batch();
         {
@@ -339,7 +341,7 @@ TEST(EngineState, FrozenTensorsStayAndKeepNothing) {
   on_ranks(run, [](Engine& engine, Runtime& runtime) {
     engine.begin_micro_batch();
     {
-      // Their gradients may be added to like others: to zeros, and for nothing.
+      // Their gradients may be added to like others; the memory holds zeros and is discarded.
       UnitGradients gradients = engine.gradients({3});
       EXPECT_FALSE(gradients.wanted(1));
       EXPECT_EQ(gradients.tensor(odd_frozen_tensor).as<float>()[130], 0.0f);
@@ -368,7 +370,7 @@ TEST(EngineState, InitialWeightsAreDrawnByTensorAndElement) {
       run.dtype = dtype;
       run_thread_ranks(run.ranks, [&](int, const CommunicatorFactory& factory) {
         Config config = odd_config(run);
-        config.workspace_bytes = 400;  // tiles of 100 elements
+        config.workspace_bytes = 400;  // gives tiles of 100 elements
         Runtime runtime(RuntimeOptions::from(config), factory);
         Engine engine(runtime, odd_model(), config);
         const auto drawn = [&](std::uint64_t tensor, std::int64_t elements, float deviation) {
@@ -430,7 +432,7 @@ TEST(EngineEvaluation, AveragesOverRanksAndLeavesTheStepAlone) {
       expected = 3.0 * (2 + 4 + 6) / 27.0;
       EXPECT_DOUBLE_EQ(result.loss, expected);
       EXPECT_EQ(result.tokens, 27);
-      // Its first micro-batch comes as it comes, the second is recorded, later ones are planned.
+      // The first micro-batch is dynamic, the second is recorded, later ones are planned.
       if (pass == 1) {
         EXPECT_EQ(runtime.memory_calls(), memory_calls);
       }
@@ -488,7 +490,7 @@ TEST(EngineReports, RunningOutAtTheStartNamesTheUnitAndComparesTheStages) {
 }
 
 TEST(EngineReports, OneRankThatRunsOutTellsTheOthers) {
-  // At the start, where they wait for its shards, and in the middle of a step.
+  // At the start, where peers wait for its shards, and in the middle of a step.
   for (const bool at_start : {true, false}) {
     OddRun run;
     run.ranks = 3;
@@ -511,7 +513,7 @@ TEST(EngineReports, OneRankThatRunsOutTellsTheOthers) {
         whole_step(engine, runtime, 0);
         engine.step();
       };
-      // At the start all agree before anything is sent, so that all end with the same error.
+      // At the start all ranks agree before data is sent, so that all end with the same error.
       heard[static_cast<std::size_t>(rank)] =
           rank == 1 || at_start ? message_of<OutOfMemory>(call) : message_of<CommunicationError>(call);
     });
@@ -528,7 +530,7 @@ TEST(EngineReports, OneRankThatRunsOutTellsTheOthers) {
 TEST(RuntimeFailure, IsLoggedPostedAndTurnedIntoAStatus) {
   ::testing::internal::CaptureStderr();
   std::string heard;
-  std::latch made(2);  // else the failure may meet a peer that is still making its runtime
+  std::latch made(2);  // otherwise the failure may reach a peer that is still creating its runtime
   run_thread_ranks(2, [&](int rank, const CommunicatorFactory& factory) {
     Runtime runtime({}, factory);
     made.arrive_and_wait();
@@ -545,8 +547,8 @@ TEST(RuntimeFailure, IsLoggedPostedAndTurnedIntoAStatus) {
 }
 
 TEST(EngineReports, SummaryNamesAStageThatWouldTakeLess) {
-  // One big unit on two ranks: gathering it whole costs stage 3 more than sharding the weights saves. Many
-  // equal units: stage 3 pays.
+  // With one large unit on two ranks, gathering it whole costs stage 3 more memory than sharding the weights
+  // saves. With many equal units stage 3 saves memory.
   const auto summary_of = [](int units) {
     std::string text;
     run_thread_ranks(2, [&](int rank, const CommunicatorFactory& factory) {
@@ -597,7 +599,7 @@ TEST(EngineReports, SummaryShowsWhatIsInForce) {
     EXPECT_THAT(engine.summary(), AllOf(HasSubstr("2 x stage 3, micro_batch"), HasSubstr("compute bf16"),
                                         HasSubstr("accumulation fp32"), HasSubstr("matmul")));
   });
-  // One rank gathers and sends nothing, and says so instead of listing zeros.
+  // One rank gathers and sends nothing, and the report says so instead of listing zeros.
   on_ranks({}, [](Engine& engine, Runtime&) {
     EXPECT_THAT(engine.summary(), AllOf(HasSubstr("nothing"), ::testing::Not(HasSubstr("gathered"))));
   });

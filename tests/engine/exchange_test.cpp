@@ -1,4 +1,4 @@
-// Exchanges by themselves: which a buffer has, what they take, and what arrives.
+// Exchanges without an engine: those that a buffer has, their memory, and their results.
 #include "engine/exchange.h"
 
 #include <gtest/gtest.h>
@@ -47,7 +47,8 @@ TEST(Exchange, IsWhatTheConfigurationWantsForABuffer) {
   });
 }
 
-// Rank r of four has gradients r + 1. They are added up in pairs, whose sums two replicas of a shard add up.
+// Rank r of four has gradients r + 1. Pairs add them up, and two replicas of a shard add up the sums of
+// pairs.
 TEST(Exchange, AddsUpGradientsInTheGroupAndOverReplicas) {
   run_thread_ranks(4, [](int number, const CommunicatorFactory& factory) {
     const std::unique_ptr<Communicator> all = factory({});

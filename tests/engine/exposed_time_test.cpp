@@ -1,4 +1,4 @@
-// How long the compute stream waited: counted by what was waited for, once it is settled.
+// How long the compute stream waited, by reason, computed once the waits are complete.
 #include "engine/exposed_time.h"
 
 #include <gmock/gmock.h>
@@ -18,7 +18,7 @@ using detail::Exposed;
 using detail::ExposedTime;
 using ::testing::HasSubstr;
 
-/// A point that has not been passed when it is asked, and was passed at a time that the test says.
+/// An event that has not passed when it is queried; the test sets the time at which it passed.
 class Awaited : public EventState {
  public:
   explicit Awaited(double at) : at_(at) {}
@@ -30,7 +30,7 @@ class Awaited : public EventState {
   double at_;
 };
 
-/// Far ahead, so that it does not matter how long the test takes.
+/// An event in the far future, so that the duration of the test does not matter.
 Event passed_in(double seconds) {
   return Event(std::make_shared<Awaited>(detail::seconds_now() + seconds));
 }

@@ -1,5 +1,5 @@
-// How long stage 3 keeps parameters whole: for a use, for a step, or always (small tensors). It changes
-// memory and traffic, and no bit.
+// How long stage 3 keeps parameters gathered: for a use, for a step, or always (small tensors). The choice
+// changes memory and traffic, but no bit.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// Largest tensors of the odd model's buffers: tiny 3, mixed's frozen one 131, tied 192, mixed 300, prime
+/// The largest tensors of the odd model's buffers: tiny 3, mixed's frozen one 131, tied 192, mixed 300, prime
 /// 1009.
 constexpr std::array<std::int64_t, 6> thresholds{0, 3, 131, 192, 300, 1009};
 
@@ -32,7 +32,8 @@ std::string nvme_folder() {
   return std::filesystem::temp_directory_path().string();
 }
 
-/// The formulas of bytes and elements hold on every rank, and the plan of rank 0 is what was measured.
+/// Expects that the formulas of bytes and elements hold on every rank, and that the plan of rank 0 equals the
+/// measurement.
 void expect_planned(const OddResult& result, OddRun run) {
   EXPECT_EQ(result.wire_elements, result.formula_elements) << run.to_string();
   EXPECT_EQ(result.wire_bytes, result.formula_bytes) << run.to_string();
@@ -135,12 +136,12 @@ TEST(GatherFor, ChangesNoBitOnAMeshWithReplicas) {
   }
 }
 
-/// Padded elements of the odd model's buffers, by what a step of stage 3 does with them.
+/// Padded elements of the odd model's buffers, by their use in a step of stage 3.
 struct Elements {
   std::int64_t trainable = 0;  ///< reduced
-  std::int64_t published = 0;  ///< gathered behind the update
+  std::int64_t published = 0;  ///< gathered after the update
   std::int64_t gathered = 0;   ///< gathered for use
-  std::int64_t twice = 0;      ///< of it the tied unit's, which backward uses twice
+  std::int64_t twice = 0;      ///< part of it that belongs to the tied unit, which backward uses twice
 };
 
 Elements elements_of(int ranks, std::int64_t persistent) {
@@ -318,14 +319,14 @@ TEST_F(GatherForSaving, IsResumedUnderAnotherSetting) {
     EXPECT_EQ(expected, digest_after(resumed,
                                      [&](Engine& engine, Runtime& runtime) {
                                        engine.load(folder);
-                                       (void)engine.weights_digest();  // whole copies are equal
+                                       (void)engine.weights_digest();  // throws unless whole copies are equal
                                        steps(engine, runtime, 4);
                                      }))
         << saved.to_string() << " then " << resumed.to_string();
   }
 }
 
-/// The table of the start of rank 0 on the meta device.
+/// The table at the start of rank 0 on the meta device.
 std::string table_of_start(const std::function<void(Config&)>& change, int ranks = 2) {
   OddRun run;
   run.ranks = ranks;

@@ -1,5 +1,5 @@
 // Laws 1-3 with thread ranks that share one GPU (or the emulated one). The odd model's losses and gradients
-// are computed on the host from copies, so what is compared here is the engine's own work on the device.
+// are computed on the host from copies, so these tests compare only the engine's own work on the device.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ class GpuLaws : public ::testing::Test {
 OddRun on_gpu() {
   OddRun run;
   run.device = DeviceKind::cuda;
-  run.steps = 3;  // as it comes, recorded, planned
+  run.steps = 3;  // dynamic, recorded, planned
   return run;
 }
 
@@ -119,7 +119,7 @@ TEST_F(GpuLaws, WholeMatricesHaveTheSameBitsOverStagesTiersMeshesAndTransports) 
         if (swept(point++, 3)) expect_bits_and_traffic(expected, run);
       }
     }
-    // A matrix is worked out by GEMMs, whose sums a CPU takes in another order.
+    // A matrix update uses GEMMs, which the CPU sums in another order.
     run.device = DeviceKind::cpu;
     const OddResult cpu = train_odd(run);
     for (std::size_t s = 0; s < cpu.steps.size(); ++s) {
@@ -156,9 +156,9 @@ TEST_F(GpuLaws, WholeMatricesHaveTheSameBitsOverStagesTiersMeshesAndTransports) 
 }
 
 TEST_F(GpuLaws, TheEnginesOwnWorkGivesTheCpusBits) {
-  // Sums in rank order, casts and updates are the same arithmetic on both devices, and so are the drawn
-  // weights but for the logarithm and cosine of normal numbers: hence the tied unit's uniform tensor and a
-  // few steps of everything else, with every gradient taken from the host.
+  // Sums in rank order, casts and updates have the same arithmetic on both devices, and so do drawn weights
+  // except for the logarithm and cosine of normal numbers. Therefore the tied unit's uniform tensor is
+  // compared, and a few steps of everything else, with every gradient taken from the host.
   for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
     for (const std::string optimizer : {"AdamW", "SGD", "Lion", "Lamb", "LARS", "Adagrad", "RMSprop",
                                         "with blocks", "split", "at random"}) {
@@ -203,7 +203,7 @@ TEST_F(GpuLaws, MemoryIsPlannedAndStepsAllocateNothing) {
     EXPECT_THAT(measured.memory_calls_per_late_step, Each(0)) << run.to_string();
     for (const TierAccount& account : measured.accounts) EXPECT_EQ(account.at_peak.total(), account.peak);
     for (const Category category : all_categories) {
-      // The communicator's staging buffers are the transport's own.
+      // The communicator's staging buffers differ between transports.
       if (category == Category::communication) continue;
       EXPECT_EQ(predicted.accounts[0].category_peak[category], measured.accounts[0].category_peak[category])
           << name_of(category) << " " << run.to_string();
@@ -226,7 +226,7 @@ TEST_F(GpuLaws, SameBitsAndBytesWhereverTheStateLives) {
       run.master = master;
       run.stochastic_rounding = master == MasterFormat::none;
       run.policy = ReductionPolicy::micro_batch;
-      run.accumulation = ranks;  // gradients are transient with one micro-batch a step, and stay with two
+      run.accumulation = ranks;  // with one micro-batch a step gradients are temporary, with two they persist
       run.stage = 3;
       const OddResult expected = train_odd(run);
       for (const OffloadTier optimizer : {OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme}) {

@@ -1,4 +1,4 @@
-// Findings about a gradient from finite differences of a loss that is a formula.
+// Findings about a gradient that is compared with finite differences of a loss given by a formula.
 
 #include "engine/gradient_findings.h"
 
@@ -16,8 +16,8 @@ using ::testing::HasSubstr;
 
 const GradientCheckOptions options{.elements = 8};
 
-/// The loss is sum of (i + 1) * w_i^2 / 2 over a matrix of 2 x 3, with the gradient (i + 1) * w_i, of which
-/// `change` makes the backward's.
+/// The loss is the sum of (i + 1) * w_i^2 / 2 over a 2 x 3 matrix. Its gradient is (i + 1) * w_i, which
+/// `change` turns into the backward's.
 template <typename Change>
 TensorCheck check_of(Change&& change) {
   const std::vector<float> weights{1, -2, 0.5f, 3, 1.5f, -1};

@@ -1,4 +1,5 @@
-// Gradients between the last micro-batch and the update: read, written, or the step skipped.
+// The gradient hook between the last micro-batch and the update: it reads or writes gradients, or skips the
+// step.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,7 +18,7 @@ namespace {
 using ::testing::AllOf;      // NOLINT(misc-unused-using-decls): generic lambdas use it
 using ::testing::HasSubstr;  // NOLINT(misc-unused-using-decls): generic lambdas use it
 
-/// All micro-batches of a step, with a power of two of samples, so that means are exact.
+/// Runs all micro-batches of a step. The number of samples is a power of two, so that means are exact.
 void micro_batches(Engine& engine, Runtime& runtime, const std::string& poison = {}) {
   const std::int64_t count = engine.config().accumulation_steps;
   for (std::int64_t m = 0; m < count; ++m) {
@@ -26,7 +27,7 @@ void micro_batches(Engine& engine, Runtime& runtime, const std::string& poison =
   }
 }
 
-/// Twice what is there, for every trainable tensor.
+/// Doubles every trainable tensor's gradient.
 void double_gradients(Engine& engine) {
   for (const UnitSpec& unit : engine.model().units()) {
     for (const TensorSpec& tensor : unit.tensors) {
@@ -71,7 +72,7 @@ class Gradients : public Saving {
     return digest;
   }
 
-  /// A step of SGD with twice the gradients is one with twice the rate.
+  /// Expects a step of SGD with doubled gradients to equal one with a doubled rate.
   void expect_doubled(OddRun run) {
     run.clipping = 0;
     run.optimizer = "SGD";
@@ -212,7 +213,7 @@ TEST(GradientHook, SeesWhatTheUpdateTakes) {
           EXPECT_EQ(found.loss_scale, 1024);
           EXPECT_LT(found.clip_coefficient, 0.5);
           EXPECT_EQ(found.clip_coefficient, result.clip_coefficient);
-          // One factor against two, each rounded to fp32.
+          // The two sides round one factor or two factors to fp32.
           for (std::size_t i = 0; i < seen.size(); ++i) {
             EXPECT_NEAR(seen[i], before[i] * found.clip_coefficient, 3e-7 * std::abs(before[i]));
           }
@@ -244,13 +245,14 @@ TEST(GradientHook, SkipsAStepOnAllRanks) {
             int calls = 0;
             engine.set_gradient_hook([&](const StepResult&) {
               ++calls;
-              if (skip) double_gradients(engine);  // of which nothing is left
+              if (skip) double_gradients(engine);  // has no effect, because the step is skipped
               return std::string(skip ? "too steep" : "");
             });
             EXPECT_TRUE(even_step(engine, runtime).applied);
             const kernels::Digest before = engine.state_digest();
             skip = true;
-            for (int step = 0; step < 4; ++step) {  // more than may be skipped in a row
+            for (int step = 0; step < 4; ++step) {  // more than the number of consecutive steps that may be
+                                                    // skipped
               const StepResult result = even_step(engine, runtime);
               EXPECT_FALSE(result.applied);
               EXPECT_EQ(result.skipped_because, "the gradient hook: too steep");
@@ -346,7 +348,7 @@ TEST(GradientHook, RefusesWhatCannotBeDoneThere) {
   });
 }
 
-/// Moves all weights by their tensor's sum of the gradients.
+/// Adds to all weights of a tensor the sum of its gradients.
 class Summing final : public Optimizer {
  public:
   std::string name() const override { return "Summing"; }

@@ -1,4 +1,4 @@
-// The noise of a step's gradient (tranche.gradient_noise_scale) against sums over single gradients.
+// Compares the noise of a step's gradient (tranche.gradient_noise_scale) with sums over single gradients.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -32,7 +32,7 @@ void measures(Config& config, RuntimeOptions&) {
   config.gradient_noise_smoothing = 0.5;
 }
 
-/// Samples of micro-batch `block` of the step: they are not all as many.
+/// The number of samples of micro-batch `block` of the step; the numbers differ.
 std::int64_t samples_of(std::int64_t block) {
   return block % 3 == 1 ? 1 : 3;
 }
@@ -45,8 +45,8 @@ void uneven_step(Engine& engine, Runtime& runtime, std::int64_t step) {
   }
 }
 
-/// A gradient of so many blocks from `first` on, by an engine of one rank whose weights are those of the
-/// start: its sum over tokens, and these.
+/// The gradient of `count` blocks from `first` on, computed by an engine of one rank with the initial
+/// weights: its sum over tokens, and their number.
 struct Summed {
   std::vector<double> sum;
   double tokens = 0;
@@ -74,8 +74,8 @@ Summed single(std::int64_t block) {
   return result;
 }
 
-/// Variance of a token's gradient and squared norm of the true one, by the textbook: pieces of several
-/// blocks each.
+/// The variance of a token's gradient and the squared norm of the true gradient, by the textbook formula,
+/// from groups of blocks.
 struct Wanted {
   double variance, squares, tokens = 0;
 };
@@ -102,8 +102,8 @@ Wanted by_hand(const std::vector<std::vector<std::int64_t>>& pieces) {
   return wanted;
 }
 
-/// The measured noise of the first step of `run` is `wanted`, to the bit of `first` where that is one
-/// already.
+/// Expects the measured noise of the first step of `run` to be near `wanted`, and equal to `first` in every
+/// bit if that has a value.
 void expect_noise(const OddRun& run, const Wanted& wanted, std::optional<GradientNoise>& first,
                   const std::function<void(Config&, RuntimeOptions&)>& adjust = measures,
                   double tolerance = 1e-5) {
@@ -127,7 +127,7 @@ void expect_noise(const OddRun& run, const Wanted& wanted, std::optional<Gradien
       adjust);
 }
 
-/// The blocks of one step's pieces: each micro-batch of each rank, or what each rank has added up.
+/// The groups of blocks in one step: each micro-batch of each rank, or each rank's accumulated sum.
 std::vector<std::vector<std::int64_t>> pieces_of(int ranks, std::int64_t accumulation, bool each) {
   std::vector<std::vector<std::int64_t>> pieces(each ? 0 : static_cast<std::size_t>(ranks));
   for (std::int64_t block = 0; block < accumulation * ranks; ++block) {
@@ -175,7 +175,8 @@ TEST(GradientNoise, IsMeasuredOnReplicasAndBesideMatricesOfMuon) {
 }
 
 TEST(GradientNoise, IsThatOfGradientsBeforeTheyAreRounded) {
-  // The sum of int8 blocks has their errors, some 1e-4 of its square, of which the variance is a tenth here.
+  // The error of a sum of int8 blocks is some 1e-4 of its square, and the variance is a tenth of that square
+  // here.
   OddRun run = noisy(2, 2, 2);
   run.quantized_gradients = true;
   std::optional<GradientNoise> first;
@@ -188,7 +189,7 @@ TEST(GradientNoise, IsTheSameForEveryNumberOfRanksWhereTheWeightsAre) {
   for (const int ranks : {1, 2, 3, 4}) {
     OddRun run = noisy(ranks, ranks % 4, 1);
     run.policy = ReductionPolicy::automatic;
-    run.micro_batches = 5;  // of which the last round leaves ranks without samples
+    run.micro_batches = 5;  // the last round leaves ranks without samples
     std::vector<GradientNoise> mine;
     on_ranks(
         run,
@@ -214,7 +215,7 @@ TEST(GradientNoise, IsTheSameForEveryNumberOfRanksWhereTheWeightsAre) {
   }
 }
 
-/// The ratio that a step reports, of the noise of steps one after another, each weighed half.
+/// The ratio that a step reports: a moving average over steps, in which each new one has the weight one half.
 double averaged(const std::vector<GradientNoise>& steps) {
   double variance = 0, squares = 0;
   for (const GradientNoise& noise : steps) {

@@ -1,4 +1,5 @@
-// Gradients by themselves: where kernels add, what is reduced when, and several micro-batches open at once.
+// Gradients without an engine: where kernels add them, when they are reduced, and several active
+// micro-batches.
 #include "engine/gradient_reducer.h"
 
 #include <gmock/gmock.h>
@@ -18,7 +19,7 @@ GradientReducer reducer_of(RankState& rank) {
   return {rank.store, rank.arena, rank.compute, rank.ledger, rank.scalars, nullptr};
 }
 
-/// Runs `body` on `ranks` ranks with an open pass of the arena.
+/// Runs `body` on `ranks` ranks with an active pass of the arena.
 void on_each(int ranks, const Config& config, const std::function<void(RankState&, GradientReducer&)>& body) {
   run_thread_ranks(ranks, [&](int, const CommunicatorFactory& factory) {
     const std::unique_ptr<Communicator> group = factory({});
@@ -35,7 +36,7 @@ void on_each(int ranks, const Config& config, const std::function<void(RankState
   });
 }
 
-/// One use of a unit: adds `value` to all its gradients.
+/// One use of a unit, which adds `value` to all its gradients.
 void use(RankState& rank, GradientReducer& reducer, std::int64_t micro_batch, int unit, float value,
          bool last) {
   reducer.open(micro_batch, unit);
@@ -51,8 +52,8 @@ bool all_equal(const std::vector<float>& values, float value) {
 using ReductionCase = std::tuple<int, ReductionPolicy, int>;
 class GradientReducerSums : public ::testing::TestWithParam<ReductionCase> {};
 
-// Unit b is used twice a pass; two micro-batches are open at once and end in the other order. The sum over
-// uses, micro-batches and ranks is the main gradient.
+// Unit b is used twice a pass, and two micro-batches are active at once and end in reverse order. The main
+// gradient must be the sum over uses, micro-batches and ranks.
 TEST_P(GradientReducerSums, UsesMicroBatchesAndRanks) {
   const auto [stage, policy, ranks] = GetParam();
   Config config = plain_config(stage, 2);
@@ -92,7 +93,8 @@ INSTANTIATE_TEST_SUITE_P(Stages, GradientReducerSums,
                                            ReductionCase{2, ReductionPolicy::micro_batch, 3},
                                            ReductionCase{3, ReductionPolicy::micro_batch, 2}));
 
-// A kernel that can write is told so where nothing was added, and the tensor is not cleared before.
+// The first gradient overwrites its tensor, which is not zeroed before, if the kernel can overwrite; later
+// gradients are added.
 TEST(GradientReducer, TargetsAreWrittenFirstAndAddedToLater) {
   const auto alone = make_self_communicator();
   RankState rank(plain_config(1, 2), *alone);
@@ -111,7 +113,8 @@ TEST(GradientReducer, TargetsAreWrittenFirstAndAddedToLater) {
               "unit a has 2 tensors, no index 2");
     reducer.submit(0, 0, false);
     reducer.end_micro_batch(0);
-    // The second micro-batch of the step adds; a new step writes again, and what no kernel writes is cleared.
+    // The second micro-batch of the step adds. A new step writes again, and tensors that no kernel writes are
+    // cleared.
     reducer.begin_micro_batch(1);
     reducer.open(1, 0);
     EXPECT_TRUE(reducer.target(1, 0, 0).accumulate);
@@ -155,7 +158,7 @@ TEST(GradientReducer, SaysWhatIsOpenAndMissing) {
   rank.arena.end();
 }
 
-// The gradient of a frozen tensor has memory that no one keeps.
+// The gradient of a frozen tensor has temporary memory that is discarded.
 TEST(GradientReducer, FrozenTensorsHaveScratch) {
   const auto alone = make_self_communicator();
   RankState rank(plain_config(1), *alone);

@@ -1,5 +1,5 @@
-// Gradients that are written instead of cleared and added to: what a kernel finds, and what arrives in G,
-// with memory that is poisoned beforehand.
+// Gradients that are written instead of cleared and added to, with poisoned memory: the values that a kernel
+// finds, and the values that arrive in the main gradient.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace tranche::test {
 namespace {
 
-/// Large tensors, which are not cleared beforehand, between small ones, which are.
+/// Large tensors, which are not cleared beforehand, between small ones, which are cleared.
 enum Tensor : int { written, small, added, nobody, last_small };
 constexpr std::int64_t large = 5001;
 
@@ -69,7 +69,7 @@ TEST_P(GradientTargets, AreWrittenOnceAndAddedToAfterwards) {
     Engine engine(runtime, model(), config);
     for (int step = 0; step < 3; ++step) {
       for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
-        // With one reduction a step kernels add to the sum of the micro-batches.
+        // With one reduction per step kernels add to the sum of earlier micro-batches.
         const bool holds_earlier = c.policy == ReductionPolicy::boundary && micro_batch > 0;
         engine.begin_micro_batch();
         UnitGradients gradients = engine.gradients({0});
@@ -85,7 +85,7 @@ TEST_P(GradientTargets, AreWrittenOnceAndAddedToAfterwards) {
         target = again.target(written);
         EXPECT_TRUE(target.accumulate) << "a second use adds";
         put(engine, target, 1);
-        put(engine, {again.tensor(added), true}, 1);  // asked for as memory to add to: cleared then
+        put(engine, {again.tensor(added), true}, 1);  // requested as memory to add to, so it is cleared now
         target = again.target(added);
         EXPECT_TRUE(target.accumulate);
         EXPECT_EQ(target.view.shape, (Shape{71, 71}));
@@ -95,7 +95,7 @@ TEST_P(GradientTargets, AreWrittenOnceAndAddedToAfterwards) {
         end_with(engine, 0, 1);
       }
       const auto gradient = [&](const char* name) {
-        // Every rank and micro-batch gave the same; the mean over tokens is a power of two off.
+        // Every rank and micro-batch contributed the same; the mean over tokens divides by a power of two.
         std::vector<float> values = engine.read_gradient(name);
         for (const float value : values) EXPECT_EQ(value, values[0]) << name;
         return values[0];

@@ -1,4 +1,5 @@
-// Step memory that goes to host memory and comes back: alone with a link and two arenas, then by the engine.
+// Step memory that is copied to host memory and back: first with only a link and two arenas, then through the
+// engine.
 #include "engine/host_copies.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +28,7 @@ class HostCopiesTest : public ::testing::TestWithParam<DeviceKind> {
   bool meta() const { return GetParam() == DeviceKind::meta; }
   Stream& compute() { return device_->compute_stream(); }
 
-  /// Compute writes `value` into new step memory.
+  /// A new step buffer into which compute writes `value`.
   StepBuffer made(unsigned char value) {
     StepBuffer buffer = arena_.acquire(bytes, Category::activations, "made");
     for (const Event& event : buffer.ready()) compute().wait(event);
@@ -40,7 +41,7 @@ class HostCopiesTest : public ::testing::TestWithParam<DeviceKind> {
     const auto* data = static_cast<const unsigned char*>(buffer.data());
     EXPECT_EQ(std::count(data, data + bytes, value), bytes);
   }
-  /// The first is not packed, the second is recorded, the others use its plan.
+  /// Runs a pass: the first is dynamic, the second recorded, later ones use its plan.
   void pass(const std::function<void()>& body) {
     const bool record = passes_++ == 1;
     copies_.begin_pass("train", record, {});
@@ -109,7 +110,7 @@ TEST_P(HostCopiesTest, MayBeReadUntilItLeavesAndNeedNotLeave) {
     HostCopy copy = copies_.send(std::move(buffer), "block input");
     EXPECT_EQ(copy.bytes(), bytes);
     EXPECT_TRUE(copy);
-    HostCopies::prefetch(copy);  // it has not left
+    HostCopies::prefetch(copy);  // it has not left the device
     const StepBuffer same = HostCopies::fetch(std::move(copy));
     EXPECT_EQ(same.data(), data);
     expect_holds(same, 3);
@@ -133,7 +134,7 @@ TEST_P(HostCopiesTest, LetsGoInEveryState) {
         coming.leave_device();
         HostCopies::prefetch(coming);
         HostCopies::prefetch(coming);
-        coming.leave_device();  // it is wanted on the device now
+        coming.leave_device();  // it is needed on the device now
         EXPECT_EQ(held(Tier::device), bytes);
       }
       HostCopy moved = copies_.send(made(4), "moved");
@@ -189,9 +190,9 @@ TEST_P(HostCopiesOrder, ComputeGoesOnWhileBytesTravel) {
     pass([&] {
       link_.to_host_stream().wait(Event(out_gate));
       HostCopy copy = copies_.send(made(7), "block input");
-      StepBuffer next = made(8);  // beside what travels: this thread has not stopped
+      StepBuffer next = made(8);  // allocated while the copy is running; this thread has not waited
       copy.leave_device();
-      // The memory is free for reuse, but only behind the copy.
+      // The memory may be reused, but only after the copy.
       {
         const StepBuffer reuse = arena_.acquire(bytes, Category::activations, "reuse");
         if (held_up) {
@@ -211,7 +212,7 @@ TEST_P(HostCopiesOrder, ComputeGoesOnWhileBytesTravel) {
         in_gate->complete();
       });
       const StepBuffer back = HostCopies::fetch(std::move(copy));
-      expect_holds(back, 7);  // compute has waited for the bytes
+      expect_holds(back, 7);  // compute has waited for the copy
       opener.join();
     });
   };
@@ -242,7 +243,7 @@ void with_activations_on_host(Config& config, RuntimeOptions&) {
   config.offload.activations = true;
 }
 
-/// A user's model's way with a buffer of its own, within a micro-batch.
+/// A user's model copies its own buffer to the host and back within a micro-batch.
 void send_and_bring_back(Engine& engine, bool early) {
   StepBuffer buffer = engine.acquire(bytes, Category::activations, "kept");
   engine.device().fill_bytes(engine.compute_stream(), buffer.data(), 5, bytes);

@@ -1,5 +1,5 @@
-// Laws 1 and 3 over several hosts, which are declared: the bits are those of one host with the same bracket,
-// and what is sent is the formula, sums between hosts in fp32.
+// Laws 1 and 3 over several declared nodes: the bits are those of one node with the same reduction order, and
+// the traffic equals the formula, with sums between nodes in fp32.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ class Hosts : public ::testing::TestWithParam<std::tuple<Layout, DataType>> {
     run.ranks = std::get<0>(GetParam()).ranks;
     run.dtype = std::get<1>(GetParam());
     run.accumulation = 2;
-    run.steps = 3;  // as it comes, recorded, planned
+    run.steps = 3;  // dynamic, recorded, planned
     return run;
   }
   static int ranks_per_host() { return std::get<0>(GetParam()).ranks_per_host; }
@@ -33,7 +33,8 @@ class Hosts : public ::testing::TestWithParam<std::tuple<Layout, DataType>> {
 TEST_P(Hosts, TheBitsAreThoseOfOneHostWithTheSameBracket) {
   int point = 0;
   for (const ReductionPolicy policy : {ReductionPolicy::boundary, ReductionPolicy::micro_batch}) {
-    // Nothing said: the ranks of a node. One group over a node's edge, whose members send what they have.
+    // The default (the ranks of a node), a group that spans two nodes, whose members send their own data, and
+    // groups of one.
     for (const int group : {0, ranks_per_host() + 1, 1}) {
       OddRun one = run();
       one.policy = policy;
@@ -51,7 +52,7 @@ TEST_P(Hosts, TheBitsAreThoseOfOneHostWithTheSameBracket) {
           several.collectives = collectives;
           expect_same(expected, train_odd(several), several);
         }
-        // Chunks that end anywhere, messages that are late, buffers outside of the window.
+        // Chunks that end anywhere, late messages, and buffers outside of the window.
         several.reduce_bucket = several.gather_bucket = 700;
         several.faults = {0.0005, 3, true};
         expect_same(expected, train_odd(several), several);
@@ -61,16 +62,17 @@ TEST_P(Hosts, TheBitsAreThoseOfOneHostWithTheSameBracket) {
 }
 
 TEST_P(Hosts, WithNothingSaidTheBracketIsOfTheFirstHost) {
-  // Were it that of one host with all ranks, the law above would compare a bracket with itself.
-  // In bf16 sums of a few such values are exact, and of three ranks the bracket is (a + b) + c either way.
+  // The reduction order must differ from that of one node with all ranks, or the test above would compare an
+  // order with itself. In bf16 sums of a few such values are exact, and for three ranks the order is (a + b)
+  // + c in both cases.
   if (run().dtype != DataType::float32 || run().ranks - ranks_per_host() == 1) return;
   OddRun declared = run();
   declared.ranks_per_host = ranks_per_host();
   EXPECT_FALSE(train_odd(declared).weights == train_odd(run()).weights) << declared.to_string();
 }
 
-/// fp32 sums that rank `rank` sends in one reduction, by the words of comm/README.md: for every rank
-/// elsewhere towards which it stands for its host, one of each group of the bracket that lies on its host.
+/// The fp32 sums that rank `rank` sends in one reduction, as comm/README.md describes: for every rank on
+/// another node for which it represents its own node, one for each group of the order that is on its node.
 std::int64_t sums_sent(const OddRun& run, int rank, int group) {
   const int each = run.ranks_per_host, host = rank / each;
   const int first = host * each, end = std::min(first + each, run.ranks), here = end - first;
@@ -105,7 +107,7 @@ TEST_P(Hosts, WhatIsSentIsTheFormula) {
           OddRun plan = several;
           plan.device = DeviceKind::meta;
           EXPECT_EQ(train_odd(plan).wire_bytes[0], result.wire_bytes[0]) << several.to_string();
-          // Nothing of this model is large enough for auto to read another's memory.
+          // No buffer of this model is large enough for `auto` to read another rank's memory.
           const bool sums = std::string(collectives) == "shared";
           const std::int64_t width = size_of(several.dtype);
           std::int64_t shards = 0;
@@ -117,7 +119,7 @@ TEST_P(Hosts, WhatIsSentIsTheFormula) {
           }
           const std::int64_t reductions = policy == ReductionPolicy::boundary ? 1 : several.accumulation;
           for (int rank = 0; rank < several.ranks; ++rank) {
-            // Stage 0 gathers sums in fp32, the others weights in the compute dtype.
+            // Stage 0 gathers sums in fp32, the other stages weights in the compute dtype.
             const auto r = static_cast<std::size_t>(rank);
             const std::int64_t gathered = result.wire_elements[r] - reductions * shards * (several.ranks - 1);
             const std::int64_t in_sums =

@@ -1,5 +1,5 @@
-// Hybrid sharding beside the engine's other features: with each of them, copies of a model have the bits of
-// one sharded model, and failures name ranks with their coordinates.
+// Hybrid sharding together with the engine's other features: with each of them replicas have the bits of one
+// sharded model, and failures name ranks by their coordinates.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ OddRun of_four() {
   return run;
 }
 
-/// The state after `body` on copies, and on one model that all ranks shard.
+/// Expects the state after `body` to be equal with replicas and with one model that all ranks shard.
 void expect_digests_equal(OddRun run, const std::function<void(Engine&, Runtime&)>& body) {
   const kernels::Digest flat = digest_after(run, body);
   run.mesh = two_by_two;
@@ -192,7 +192,7 @@ TEST(HybridCells, ARunGoesOnAsOneShardedModelWithTheSameBits) {
       EXPECT_THAT(engine.load(path).notes, IsEmpty()) << mesh;
       whole_step(engine, runtime, 1);
       (void)engine.step();
-      // Ranks that are neighbours on another axis see the same samples in other groups.
+      // Ranks that are neighbours on another axis have the same samples in other groups.
       if (runtime.mesh().coordinate(MeshAxis::shard, 1) == 1) {
         EXPECT_EQ(engine.state_digest(), expected) << mesh;
       }
@@ -279,7 +279,7 @@ TEST(HybridCells, TheRankWhoseCopyDiffersIsNamedOnAllRanks) {
             "replicas differ: rank 3 (replicate 1, shard 1) holds other weights than rank 0 (replicate 0, "
             "shard 0)")
       << "though the first copy is whole";
-  // The 16-bit weights of a rank alone, in its own memory: the fp32 ones are as they were.
+  // A rank without peers keeps its 16-bit weights in separate memory; the fp32 ones are unchanged.
   run.mesh = "replicate=4, shard=1";
   run.reduction_group = 0;
   EXPECT_EQ(told_by_all(run,

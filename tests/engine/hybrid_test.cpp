@@ -1,4 +1,4 @@
-// Hybrid sharding: copies of a model that is sharded over fewer ranks than there are.
+// Hybrid sharding: replicas of a model, each sharded over some of the ranks.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// Every (replicate, shard) of `ranks` with more than one replica.
+/// The shard sizes of all meshes (replicate, shard) of `ranks` with more than one replica.
 std::vector<int> shard_sizes(int ranks) {
   std::vector<int> sizes;
   for (int shards = 1; shards < ranks; ++shards) {
@@ -62,7 +62,8 @@ TEST_P(Meshes, HaveTheBitsOfOneShardedModel) {
   }
 }
 
-// The replicas share the gradients and the optimizer's state: the parts of a shard are those of flat ZeRO.
+// The replicas share gradients and optimizer state, so the parts of a shard are those of plain ZeRO over all
+// ranks.
 TEST_P(Meshes, HaveTheBitsOfOneShardedModelWithStateOverAllRanks) {
   for (const int shards : shard_sizes(GetParam())) {
     for (const ReductionPolicy policy : {ReductionPolicy::boundary, ReductionPolicy::micro_batch}) {
@@ -92,7 +93,7 @@ TEST_P(Meshes, HaveTheBitsOfOneShardedModelWithStateOverAllRanks) {
   }
 }
 
-// Once a step the sums have other bits than each micro-batch, but one set of them whatever the stage.
+// Sums over replicas once a step have other bits than sums in each micro-batch, but the same at every stage.
 TEST_P(Meshes, MayAddUpTheReplicasOnceAStep) {
   for (const int shards : shard_sizes(GetParam())) {
     OddRun run;
@@ -113,7 +114,7 @@ TEST_P(Meshes, MayAddUpTheReplicasOnceAStep) {
         EXPECT_EQ(result.wire_bytes, result.formula_bytes) << run.to_string();
       }
     }
-    // A step of one micro-batch knows no difference.
+    // With one micro-batch a step there is no difference.
     run.accumulation = 1;
     run.stage = 3;
     const OddResult once = train_odd(run);
@@ -180,7 +181,8 @@ TEST(Hybrid, OffloadedStateHasTheSameBits) {
   for (const Replicate replicate : {Replicate::all, Replicate::parameters}) {
     run.replicate = replicate;
     for (run.stage = 1; run.stage <= 3; ++run.stage) {
-      for (const std::int64_t accumulation : {2, 1}) {  // with one, gradients take memory of the step only
+      for (const std::int64_t accumulation : {2, 1}) {  // with one, gradients need memory during the step
+                                                        // only
         run.accumulation = accumulation;
         run.offload = {};
         const OddResult expected = train_odd(run);
@@ -204,7 +206,7 @@ TEST(Hybrid, OffloadedStateHasTheSameBits) {
   }
 }
 
-// Reads, writes and hooks of single tensors see the same values, and the same skips, wherever state is cut.
+// Reads, writes and hooks of single tensors have the same values and skips for every partition of the state.
 TEST(Hybrid, TensorsGradientsHookAndSkipsAreThoseOfOneShardedModel) {
   struct Seen {
     std::vector<float> gradient, state, weight;
@@ -245,7 +247,7 @@ TEST(Hybrid, TensorsGradientsHookAndSkipsAreThoseOfOneShardedModel) {
       std::vector<float> values(mine.weight.size() - frozen.size(), 0.25f);
       engine.write_weight("mixed.g", values);
       EXPECT_EQ(engine.read_weight("mixed.g"), values);
-      (void)engine.state_digest();  // which throws where copies differ
+      (void)engine.state_digest();  // throws if replicas differ
       if (runtime.rank() == 0) seen = mine;
     });
     EXPECT_EQ(seen.applied, (std::vector<bool>{true, false, false, true}));
@@ -255,7 +257,7 @@ TEST(Hybrid, TensorsGradientsHookAndSkipsAreThoseOfOneShardedModel) {
   }
 }
 
-/// One of many meshes, stages, policies, dtypes and tiers.
+/// One of many combinations of mesh, stage, policy, dtype and tier.
 OddRun drawn_run(std::mt19937& draw, const std::string& nvme_folder) {
   const auto one_of = [&draw](auto... values) {
     const std::common_type_t<decltype(values)...> list[] = {values...};
@@ -359,7 +361,7 @@ TEST(Hybrid, BucketsOverlapDelaysAndNodesChangeNoBit) {
   }
 }
 
-// Evaluation, inference, a step in which no unit is gathered, and saves behind the steps.
+// Evaluation, inference, a step in which no unit is gathered, and background saves.
 TEST(Hybrid, WhatGoesOnBetweenStepsChangesNoBit) {
   const testing::TestFolder folder;
   std::optional<kernels::Digest> expected;
@@ -464,7 +466,7 @@ TEST(Hybrid, CheckpointsGoFromMeshToMesh) {
         on_ranks(run, [&](Engine& engine, Runtime& runtime) {
           EXPECT_EQ(engine.load(path).step, 1);
           EXPECT_EQ(engine.state_digest(), saved) << run.to_string();
-          whole_step(engine, runtime, 1);  // the weights that models read are there, too
+          whole_step(engine, runtime, 1);  // also allocates the weights that models read
           EXPECT_TRUE(engine.step().applied);
         });
       }
@@ -472,7 +474,7 @@ TEST(Hybrid, CheckpointsGoFromMeshToMesh) {
   }
 }
 
-/// Ranks and mesh; the order of the axes is the user's.
+/// Pairs of ranks and mesh; the user chooses the order of the axes.
 const std::vector<std::pair<int, std::string>> twelve_meshes = {{1, ""},
                                                                 {2, ""},
                                                                 {2, hybrid(1)},
@@ -523,7 +525,7 @@ TEST(Hybrid, TwelveMeshesReadEachOthersCheckpoints) {
   }
 }
 
-/// Of the first version, which three ranks wrote.
+/// A checkpoint of the first format version, written by three ranks.
 TEST(Hybrid, TheFirstFormatIsLoadedOnAnyMesh) {
   const std::string folder = TRANCHE_FIXTURES "/version-1";
   const checkpoint::LocalStorage local;
@@ -586,8 +588,8 @@ TEST(Hybrid, ArraysAreSavedOnceAndGivenToAnyMesh) {
     run.mesh = mesh;
     std::string path;
     on_ranks(run, [&](Engine& engine, Runtime& runtime) {
-      // A part of `table` by the place on `shard`, which all replicas give alike, and an array of each rank's
-      // own.
+      // A part of `table` determined by the coordinate on `shard`, equal on all replicas, and an array of
+      // each rank's own.
       const int shards = runtime.mesh().size(MeshAxis::shard);
       const std::int64_t shard = runtime.mesh().coordinate(MeshAxis::shard, runtime.rank());
       const std::int64_t begin = elements * shard / shards, end = elements * (shard + 1) / shards;

@@ -1,4 +1,4 @@
-// Forward passes for their own sake.
+// Forward passes without training.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ float first_value(const ConstTensorView& view) {
   return view.dtype == DataType::float32 ? view.as<float>()[0] : to_float(view.as<bfloat16>()[0]);
 }
 
-/// A pass over all units: the first value of the first tensor of each, by way of memory of the pass.
+/// A pass over all units; returns the first value of the first tensor of each, through memory of the pass.
 std::vector<float> forward(Engine& engine) {
   const InferenceScope scope(engine);
   StepBuffer values = engine.acquire(16, Category::activations, "values");
@@ -137,7 +137,7 @@ TEST(Inference, LeftByAnExceptionOrTooEarlyTheEngineGoesOn) {
   });
 }
 
-// Scopes that take buffers of different kinds have plans of their own, by their shapes.
+// Scopes with different buffers have separate plans, keyed by their shapes.
 TEST(Inference, ScopesOfManyKindsArePlannedUntilTheyAreTooMany) {
   OddRun run;
   ::testing::internal::CaptureStderr();

@@ -1,5 +1,5 @@
-// Initial weights of the caller's own: what is asked for on which rank, and that every stage, number of ranks
-// and tier begins with it.
+// The caller's own initial weights: the ranges that are requested on each rank, and that every stage, number
+// of ranks and tier begins with them.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,18 +21,18 @@ namespace {
 using ::testing::AllOf;      // NOLINT(misc-unused-using-decls): generic lambdas use it
 using ::testing::HasSubstr;  // NOLINT(misc-unused-using-decls): generic lambdas use it
 
-/// Exact in bf16 too: a multiple of 1/8 below 16.
+/// A value that is exact in bf16: a multiple of 1/8 below 16.
 float own_value(int tensor, std::int64_t element) {
   return static_cast<float>((element * 7 + 31 * tensor) % 127) / 8;
 }
 
-/// By tensor and rank: the ranges that were asked for.
+/// The ranges that were requested, by tensor and rank.
 struct Asked {
   std::mutex mutex;
   std::map<std::pair<int, int>, std::vector<std::pair<std::int64_t, std::int64_t>>> ranges;
 };
 
-/// A large tensor, a tied one and one that is frozen.
+/// A large tensor, a tied one and a frozen one.
 ModelSpec own_model(int rank, Asked& asked, const std::string& name = "table 1") {
   const auto from = [&asked, rank, name](int tensor) {
     return Initializer::from(name, [&asked, rank, tensor](std::int64_t first, std::span<float> values) {
@@ -60,7 +60,8 @@ class InitialWeights : public Saving {
            R"(}, "tranche": {"threads": 1, "frozen": ["frozen"]}})";
   }
 
-  /// Each rank was asked for a stretch of every tensor, in order and no element twice; all that it keeps.
+  /// Expects that each rank was asked for one range of every tensor, in order and without repetition, which
+  /// covers everything that it keeps.
   static void expect_asked(Asked& asked, int ranks, bool all_keep_all) {
     const std::int64_t elements[] = {601 * 1001, 77, 65};
     for (int tensor = 0; tensor < 3; ++tensor) {
@@ -100,7 +101,7 @@ class InitialWeights : public Saving {
       }
       engine.begin_evaluation();
       engine.begin_micro_batch();
-      const GatheredUnit weights = engine.gather({0});  // what compute sees
+      const GatheredUnit weights = engine.gather({0});  // the weights that compute reads
       if (engine.device().host_accessible() && weights.tensor(0).dtype == DataType::float32) {
         EXPECT_EQ(weights.tensor(0).as<float>()[600000], own_value(0, 600000));
       }

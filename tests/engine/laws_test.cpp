@@ -1,5 +1,5 @@
-// Law 1 (the same bits over stages, buckets, depths, overlap, delays, poison), exact memory and exact
-// traffic.
+// Law 1 (the same bits for all stages, bucket sizes, depths, overlap settings, delays and poison), exact
+// memory and exact traffic.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ TEST_P(SameBits, OverStages) {
     for (const std::int64_t accumulation : {1, 4}) {
       OddRun run;
       std::tie(run.ranks, run.dtype) = GetParam();
-      run.steps = 3;  // as it comes, recorded, planned
+      run.steps = 3;  // dynamic, recorded, planned
       run.policy = policy;
       run.accumulation = accumulation;
       const OddResult expected = train_odd(run);
@@ -36,8 +36,8 @@ TEST_P(SameBits, OverStages) {
   }
 }
 
-/// fp32 (no second copy, nothing rounded for the wire) and bf16; fp16 takes bf16's way and is among the
-/// draws.
+/// fp32 (no second copy of weights, no rounding in communication) and bf16. fp16 behaves like bf16 and is
+/// among the draws.
 class SameBitsOverSettings : public SameBits {};
 
 TEST_P(SameBitsOverSettings, OfEachStage) {
@@ -57,7 +57,7 @@ TEST_P(SameBitsOverSettings, OfEachStage) {
     vary([](OddRun& r) { r.faults = {0.0005, 7}, r.reduce_bucket = 1500, r.gather_bucket = 2000; });
     vary([](OddRun& r) { r.poison = true; });
     vary([](OddRun& r) { r.plan_memory = false; });
-    if (base.stage == 3) {  // lower stages have no gathers to run ahead
+    if (base.stage == 3) {  // lower stages have no gathers to prefetch
       vary([](OddRun& r) { r.depth = 1; });
       vary([](OddRun& r) { r.depth = 4; });
     }
@@ -86,7 +86,7 @@ INSTANTIATE_TEST_SUITE_P(Laws, SameBitsOverSettings,
                          name_of_case);
 
 TEST(SameBits, OverDrawnConfigurations) {
-  // Each draw is compared with stage 0, no overlap, no plan; the line printed on failure reproduces it.
+  // Each draw is compared with stage 0 without overlap and plan. The line printed on failure reproduces it.
   AxesMet axes;
   const RandomKey key{20, RandomPurpose::test, 1};
   std::uint64_t draw = 0;
@@ -137,8 +137,8 @@ TEST(SameBits, OverDrawnConfigurations) {
 }
 
 TEST(SameBits, ReductionGroupIsPartOfTheArithmetic) {
-  // Five ranks summed as ((0+1+2)+(3+4)) and as (0+1+2+3+4) round differently: the law would hide a bracket
-  // that is ignored.
+  // Five ranks summed as ((0+1+2)+(3+4)) and as (0+1+2+3+4) round differently. Otherwise the law would not
+  // reveal that the reduction order is ignored.
   OddRun run;
   run.ranks = 5;
   run.reduction_group = 5;
@@ -149,14 +149,16 @@ TEST(SameBits, ReductionGroupIsPartOfTheArithmetic) {
 
 // --- Exact memory ------------------------------------------------------------------------------------------
 
-/// The table of docs/internals/arithmetic.md, times parameters: bytes over all ranks without padding.
+/// The table in docs/internals/arithmetic.md times the number of parameters: bytes of all ranks without
+/// padding.
 double table_bytes(int stage, ReductionPolicy policy, int ranks, DataType dtype, double g,
                    double parameters) {
   const double n = ranks;
   double each = 0;
   const bool boundary = policy == ReductionPolicy::boundary;
   if (dtype == DataType::float32) {
-    // fp32 has no second weight copy; micro-batch keeps g/N from stage 1 on, boundary the whole accumulator.
+    // fp32 has no second weight copy. The policy micro_batch keeps g/N from stage 1 on, boundary the whole
+    // accumulator.
     const double gradient = stage == 0 || boundary ? g : g / n;
     const double state = stage == 0 ? 8 : 8 / n;
     const double weight = stage == 3 ? 4 / n : 4;

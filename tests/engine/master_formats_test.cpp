@@ -1,5 +1,5 @@
-// Master weights in other formats than fp32 (tranche.master, tranche.stochastic_rounding) in an engine: the
-// same bits wherever state lies and however it is cut, plans that are the ledger, and checkpoints.
+// Master weights in formats other than fp32 (tranche.master, tranche.stochastic_rounding) in an engine: the
+// same bits for every tier and partition, plans that equal the ledger, and checkpoints.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -59,8 +59,8 @@ OddRun master_run(const MasterRule& rule, int ranks, const Kept& kept) {
   return run;
 }
 
-/// Also with parameters off the device, beside the optimizer's state or elsewhere, and some of the state on
-/// the device.
+/// Includes parameters off the device, on the optimizer state's tier or on another, and a part of the state
+/// on the device.
 void expect_the_same_off_the_device(const OddResult& expected, OddRun run) {
   run.offload.tile_elements = 4096;
   run.offload.nvme_path = std::filesystem::temp_directory_path().string();
@@ -123,7 +123,7 @@ TEST(MasterFormats, GiveTheSameBitsOnAnyNumberOfRanksAndOnMeshes) {
   }
 }
 
-// Training reads int8 blocks of the weights, updates start from what they were made of.
+// Training reads int8 blocks of the weights; updates start from the weights before quantization.
 TEST(MasterFormats, StayExactBesideWeightsInInt8Blocks) {
   for (const Kept& kept : kept_formats) {
     OddRun run = master_run({"AdamW", {}}, 2, kept);
@@ -133,7 +133,7 @@ TEST(MasterFormats, StayExactBesideWeightsInInt8Blocks) {
   }
 }
 
-// The halves on the device, and the fp32 numbers that a tier of their own holds.
+// The halves are on the device, or a separate tier holds the fp32 numbers.
 TEST(MasterFormats, HalvesAreTheFp32MasterOverAThousandSteps) {
   OddRun run = master_run({"AdamW", {{"weight_decay", 0.01}}}, 1, {MasterFormat::split, false});
   run.large = false;
@@ -146,7 +146,7 @@ TEST(MasterFormats, HalvesAreTheFp32MasterOverAThousandSteps) {
   expect_same(train_odd(run), train_odd(other), other);
 }
 
-// An element's draw depends on the seed, the applied step, its tensor and its place in it.
+// An element's draw depends on the seed, the applied step, its tensor and its index in it.
 TEST(MasterFormats, AtRandomAreRoundedByTheDrawsOfTheirTensor) {
   OddRun run = master_run({"SGD", {}}, 3, {MasterFormat::none, true});
   run.stage = 3;
@@ -180,14 +180,14 @@ TEST(MasterFormats, AtRandomAreRoundedByTheDrawsOfTheirTensor) {
   });
 }
 
-// And they are other bits than those of weights without a master, or of another rounding.
+// The bits differ from those of weights without a master, and from those of another rounding.
 TEST(MasterFormats, AreDifferentNumbers) {
   std::vector<OddResult> results;
   for (const Kept& kept : kept_formats) results.push_back(train_odd(master_run({"AdamW", {}}, 2, kept)));
   results.push_back(train_odd(master_run({"AdamW", {}}, 2, {MasterFormat::fp32, false})));
   for (std::size_t a = 0; a < results.size(); ++a) {
     for (std::size_t b = 0; b < a; ++b) {
-      // Weights of the fp32 master round to even, which few of them see in three steps.
+      // Weights of the fp32 master are rounded to even, which changes few of them in three steps.
       if (a == 3 && b == 0) continue;
       EXPECT_FALSE(results[a].weights == results[b].weights) << a << " and " << b;
     }
@@ -259,7 +259,7 @@ TEST(MasterFormats, AreReadAndWrittenAsNumbers) {
         std::vector<float> values(4603);
         for (std::size_t i = 0; i < values.size(); ++i)
           values[i] = static_cast<float>(i % 97) * 1.001e-3f - 0.03f;
-        values[5] = 1 + 0x1p-8f;  // between two bf16 numbers
+        values[5] = 1 + 0x1p-8f;  // halfway between two bf16 numbers
         engine.write_weight("large.i", values);
         std::vector<float> wanted = values;
         for (float& value : wanted) {
@@ -274,7 +274,7 @@ TEST(MasterFormats, AreReadAndWrittenAsNumbers) {
   }
 }
 
-// A skipped step changes nothing, and draws nothing: the next one is that of a run without it.
+// A skipped step changes and draws nothing, so the next step equals that of a run without it.
 TEST(MasterFormats, KeepTheirBitsInASkippedStep) {
   for (const Kept& kept : kept_formats) {
     for (const char* type : {"AdamW", "Lamb", "Muon"}) {
@@ -365,7 +365,7 @@ TEST_F(MasterCheckpointsSlow, KeepEveryBitOnOtherNumbersOfRanks) {
   }
 }
 
-// A run goes on with the bits, and the draws, that it would have had.
+// A run continues with the bits and draws that it would have had.
 TEST_F(MasterCheckpoints, GoOnWithTheSameBits) {
   for (const Kept& kept : kept_formats) {
     OddRun run = master_run({"AdamW", {{"weight_decay", 0.1}}}, 3, kept);
@@ -393,7 +393,7 @@ TEST_F(MasterCheckpoints, GoOnWithTheSameBits) {
   }
 }
 
-// Halves are saved as the fp32 numbers that they are; bf16 alone is another format.
+// Halves are saved as the fp32 numbers that they form; bf16 alone is another format.
 TEST_F(MasterCheckpoints, OfAnotherFormatAreConvertedOnRequest) {
   std::vector<float> saved[3];
   const Kept all[] = {{MasterFormat::fp32, false}, {MasterFormat::split, false}, {MasterFormat::none, false}};
@@ -434,13 +434,13 @@ TEST_F(MasterCheckpoints, OfAnotherFormatAreConvertedOnRequest) {
         whole_step(engine, runtime, 1);
         EXPECT_TRUE(engine.step().applied);
       });
-      // Weights alone are taken from any.
+      // Weights alone can be loaded from any format.
       on_ranks(run, [&](Engine& engine, Runtime&) { engine.load(folder, {.weights_only = true}); });
     }
   }
 }
 
-/// A rule of a program, which knows fp32 master weights.
+/// A program's rule that supports only fp32 master weights.
 class OwnDescent final : public Optimizer {
  public:
   std::string name() const override { return "OwnDescent"; }

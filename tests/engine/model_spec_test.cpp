@@ -167,7 +167,7 @@ TEST(ModelSpec, TheHashTellsNamesShapesOrderAndUses) {
                                           hash({unit("aw", {{"x", {2, 3}}})}),
                                           hash({unit("a", {{"w", {2, 3}}, {"v", {2}}})})};
   EXPECT_EQ(hashes.size(), 10U);
-  // Ranks that draw other initial weights, or weigh samples otherwise, are told apart too.
+  // Ranks with other initial weights, or other weights of samples, are distinguished as well.
   ModelSpec drawn, longer;
   drawn.add_unit({"a", {{"w", {2, 3}, Initializer::normal(0.02f)}}, 1});
   longer.add_unit(a);

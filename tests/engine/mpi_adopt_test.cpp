@@ -1,6 +1,6 @@
-// A program that owns MPI: it cuts the world in two halves and trains in each on its own, by the communicator
-// it hands over, with a communication thread and with inline progress. The bits are those of thread ranks.
-// Ends with 0 when all was as it should be.
+// A program that owns MPI divides the world into two halves and trains in each separately, through the
+// communicator that it passes, with a communication thread and with inline progress. The bits must be those
+// of thread ranks. Ends with 0 on success.
 
 #include <cstdio>
 #include <functional>

@@ -1,4 +1,5 @@
-// A configuration read by ranks that a launcher started: they count themselves, and no rank goes on alone.
+// Ranks that a launcher started read a configuration. If one rank cannot read its file, every rank throws
+// an error that names that rank.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

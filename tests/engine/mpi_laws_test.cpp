@@ -1,5 +1,5 @@
-// Law 1 and exact traffic under mpirun: a covering set of configurations gives the bits of thread ranks, and
-// what leaves the process, counted by an independent layer of MPI's profiling interface, is the formula.
+// Law 1 and exact traffic under mpirun. A covering set of configurations has the bits of thread ranks. The
+// data that leaves the process, counted independently through MPI's profiling interface, equals the formula.
 
 #include <gtest/gtest.h>
 
@@ -49,7 +49,7 @@ std::vector<OddRun> covering_set(int ranks) {
   return runs;
 }
 
-/// The part of this process, which sends as much as the formula says.
+/// This process's rank of the run; expects that it sends as much as the formula says.
 OddResult own_rank_of(const OddRun& run) {
   const int rank = world().rank();
   OddResult mine(run.ranks);
@@ -68,7 +68,7 @@ TEST(MpiLaws, CoveringSetGivesTheBitsOfThreadRanks) {
   for (const OddRun& run : covering_set(comm.size())) {
     const OddResult mine = own_rank_of(run);
     if (comm.rank() != 0) continue;
-    OddRun plain = run;  // the same arithmetic, everything else as plain as it gets
+    OddRun plain = run;  // the same arithmetic with the simplest settings
     plain.stage = 0;
     plain.overlap = false;
     plain.plan_memory = false;
@@ -99,7 +99,9 @@ TEST(MpiLaws, DeclaredHostsGiveTheBitsOfOneHost) {
         run.steps = 3;
         run.collectives = collectives;
         run.ranks_per_host = ranks_per_host;
-        if (stage == 1) run.reduction_group = 2;  // groups that lie on both hosts, where they are 3 and 2
+        if (stage == 1)
+          run.reduction_group = 2;  // groups that span both nodes, if the nodes have 3 and 2
+                                    // ranks
         const OddResult mine = own_rank_of(run);
         if (comm.rank() != 0) continue;
         OddRun one = run;
@@ -190,9 +192,9 @@ TEST(MpiLaws, ProfilingInterfaceCountsWhatTheFormulaSays) {
       run.accumulation = 3;
       run.optimizer = optimizer;
       run.quantized_gradients = run.quantized_weights = quantized;
-      run.overlap = !quantized;  // blocks are read back on a stream of their own, for which no barrier waits
+      run.overlap = !quantized;  // blocks are read back on a separate stream, for which no barrier waits
       run.frozen = false;
-      run.collectives = "messages";  // what ranks read in each other's memory never comes to MPI
+      run.collectives = "messages";  // MPI does not see reads of another rank's memory
       const Config config = odd_config(run);
       Runtime runtime(RuntimeOptions::from(config),
                       [](const CommunicatorOptions& options) { return make_mpi_communicator(options); });
@@ -214,7 +216,7 @@ TEST(MpiLaws, ProfilingInterfaceCountsWhatTheFormulaSays) {
   }
 }
 
-/// Bytes of data that the report says went along an axis.
+/// Bytes of data along an axis, according to the report.
 std::int64_t sent_along(Engine& engine, MeshAxis axis, const char* key) {
   const auto report = nlohmann::json::parse(engine.traffic_report());
   for (const auto& each : report["by_axis"]) {
@@ -226,8 +228,7 @@ std::int64_t sent_along(Engine& engine, MeshAxis axis, const char* key) {
 TEST(MpiLaws, ProfilingInterfaceCountsWhatGoesAlongEachAxis) {
   Communicator& comm = world();
   const int ranks = comm.size();
-  // Forward and backward gather within a copy, where the copies share gradients and optimizer state (hpZ)
-  // too.
+  // Forward and backward gather within a replica, even if replicas share gradients and optimizer state (hpZ).
   for (const auto& [mesh, replicate] :
        {std::pair("shard=*", Replicate::all), std::pair("replicate=*, shard=1", Replicate::all),
         std::pair("replicate=*, shard=2", Replicate::all), std::pair("shard=2, replicate=*", Replicate::all),
@@ -245,10 +246,10 @@ TEST(MpiLaws, ProfilingInterfaceCountsWhatGoesAlongEachAxis) {
         run.frozen = false;
         run.mesh = mesh;
         run.replicate = replicate;
-        run.overlap = false;  // gathers behind the step are over when it ends
-        // Nodes of two ranks, each with a copy: only what goes along `replicate` leaves a node.
+        run.overlap = false;  // gathers after the step are complete when it ends
+        // Nodes of two ranks, each with a replica: only traffic along `replicate` leaves a node.
         if (std::string_view(mesh) == "replicate=*, shard=2") run.ranks_per_host = 2;
-        run.collectives = "messages";  // what ranks read in each other's memory never comes to MPI
+        run.collectives = "messages";  // MPI does not see reads of another rank's memory
         const Config config = odd_config(run);
         Runtime runtime(RuntimeOptions::from(config),
                         [](const CommunicatorOptions& options) { return make_mpi_communicator(options); });

@@ -1,6 +1,6 @@
-// Rank 1 of several has no memory for the model. All learn its error's text, also rank 0, which takes the
-// message with it late: whoever has it must not end before, because a failed rank's messages are no longer
-// what they were.
+// Rank 1 of several has no memory for the model. All ranks receive its error's text, including rank 0, which
+// receives the message late. No rank that has the text may end before, because messages of a rank that has
+// ended are lost.
 #include <mpi.h>
 
 #include <chrono>
@@ -20,7 +20,7 @@ int world_rank() {
 
 }  // namespace
 
-// The library's own calls come here; the text of an error is a message of 4096 bytes.
+// Intercepts the library's own calls; the text of an error is a message of 4096 bytes.
 extern "C" int MPI_Irecv(void* data, int count, MPI_Datatype type, int peer, int tag, MPI_Comm comm,
                          MPI_Request* request) {
   if (world_rank() == 0 && peer == 1 && count == 4096) {
@@ -45,7 +45,7 @@ int main() {
   } catch (const OutOfMemory& error) {
     std::fprintf(stderr, "rank %d was told: %s\n", runtime.rank(), error.message().c_str());
     const int status = runtime.fail(std::current_exception());
-    std::this_thread::sleep_for(std::chrono::seconds(2));  // mpirun ends the others with the first
+    std::this_thread::sleep_for(std::chrono::seconds(2));  // mpirun ends the others when the first one ends
     return status;
   } catch (...) {
     return runtime.fail(std::current_exception());

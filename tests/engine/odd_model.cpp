@@ -52,8 +52,8 @@ float load(const ConstTensorView& view, std::int64_t i) {
   }
 }
 
-/// Runs `work` on the host over what `read` and `changed` hold, in stream order: directly where host code may
-/// touch device memory, else on copies.
+/// Runs `work` on the host on the contents of `read` and `changed`, in stream order: directly if host code
+/// may access device memory, else on copies.
 void host_work(
     Engine& engine, const char* name, const std::vector<ConstTensorView>& read,
     const std::vector<TensorView>& changed,
@@ -103,7 +103,7 @@ void OddMicroBatch::forward(int unit) {
     host_work(engine_, "loss", {w}, {loss_},
               [first = first_, count = count_, tensor = static_cast<std::size_t>(unit) * 16 + t](
                   const auto& read, const auto& changed) {
-                // Sums in locals: sanitizers watch every access to memory.
+                // The sums are local variables, because sanitizers check every access to memory.
                 double sum = *changed[0].template as<double>();
                 for (std::int64_t i = 0; i < read[0].elements(); ++i) {
                   const float weight = load(read[0], i);
@@ -153,10 +153,10 @@ void odd_micro_batch(Engine& engine, std::int64_t first_sample, std::int64_t cou
   engine.begin_micro_batch();
   OddMicroBatch micro_batch(engine, first_sample, count);
   const auto units = static_cast<int>(engine.model().units().size());
-  // Forward order for the loss, backward order for the gradients, as a network would.
+  // The loss in forward order, then the gradients in backward order, as in a network.
   for (int place = 0; place < units; ++place) micro_batch.forward(reversed ? units - 1 - place : place);
   micro_batch.backward(0, 0.5f,
-                       poison_tensor);  // the tied unit's first use in backward, as a tied head would have
+                       poison_tensor);  // the tied unit's first use in backward, like a tied head's
   for (int place = 1; place < units; ++place) {
     micro_batch.backward(reversed ? place : units - place, 1.0f, poison_tensor);
   }
@@ -216,7 +216,7 @@ void apply_setting_without_effect(OddRun& run, int which) {
       break;
     case 7:
       run.depth = 4;
-      run.reduce_bucket = 1;  // a block of each rank at a time
+      run.reduce_bucket = 1;  // one block of each rank at a time
       run.faults = {0.0003, 5};
       break;
     case 8:
@@ -279,7 +279,7 @@ Config odd_config(const OddRun& run) {
   config.precision.stochastic_rounding = run.stochastic_rounding;
   if (run.frozen && !run.large) config.frozen = {"mixed.froz*"};
   if (!run.also_frozen.empty()) config.frozen.push_back(run.also_frozen);
-  config.workspace_bytes = 64 << 10;  // no kernel of this model wants more; poison fills all of it
+  config.workspace_bytes = 64 << 10;  // no kernel of this model needs more, and poison fills all of it
   config.staging_bytes = 64 << 10;
   config.communication_timeout = 60;
   config.threads = 1;
@@ -321,8 +321,8 @@ void train_odd_rank(const OddRun& run, int rank, const CommunicatorFactory& fact
     const std::int64_t before = runtime.memory_calls();
     const std::int64_t rounds = engine.config().accumulation_steps;
     for (std::int64_t m = 0; m < rounds; ++m) {
-      // The global batch is cut by (micro-batch, rank), the last sample block being one short: unequal
-      // token counts must come out right.
+      // The global batch is divided by (micro-batch, rank). The last block is one sample shorter, so that
+      // ranks have different numbers of tokens.
       std::int64_t block = (step * rounds + m) * run.ranks + rank;
       bool is_short = rank == run.ranks - 1 && run.ranks > 1, without_samples = false;
       if (run.micro_batches > 0) {
@@ -336,7 +336,8 @@ void train_odd_rank(const OddRun& run, int rank, const CommunicatorFactory& fact
     steps.push_back(engine.step());
     if (step >= 2) late_calls += runtime.memory_calls() - before;
   }
-  // {"all_gather":{"calls":..,"elements":E,"bytes":B},"reduce_scatter":{..},"control":..}: of the data.
+  // The text {"all_gather":{"calls":..,"elements":E,"bytes":B},"reduce_scatter":{..},"control":..}, of which
+  // the data counts.
   const auto of_data = [text = engine.traffic_report()](const std::string& key) {
     std::int64_t sum = 0;
     const auto control = text.find("\"control\"");

@@ -1,4 +1,4 @@
-// Failures of offloaded state are reported, with file, range or figure, and are never wrong weights or a
+// Failures of offloaded state are reported with file, range or figure, and never lead to wrong weights or a
 // hang.
 
 #include <gmock/gmock.h>
@@ -36,7 +36,7 @@ class OffloadFaults : public ::testing::Test {
   }
   ~OffloadFaults() override { std::filesystem::remove_all(folder_); }
 
-  /// Trains; `before_step` may inject faults. Returns what each rank threw.
+  /// Trains; `before_step` may inject faults. Returns the error of each rank.
   std::vector<std::string> train(int steps, const std::function<void(int step)>& before_step = {},
                                  std::unique_ptr<Optimizer> (*make)() = nullptr) {
     std::vector<std::string> thrown(static_cast<std::size_t>(run_.ranks));
@@ -157,7 +157,7 @@ TEST_F(OffloadFaults, BudgetsAreKeptBeforeAnythingIsTaken) {
   EXPECT_THAT(train(1)[0], IsEmpty());
 }
 
-/// Looks at all gradients before it updates any.
+/// Reads all gradients before it updates any.
 class LooksFirst final : public Optimizer {
  public:
   std::string name() const override { return "LooksFirst"; }

@@ -1,6 +1,6 @@
-// Tiles of the host optimizer's state are handed over to a save by the steps behind it, with and without
-// overlap, on the CPU and on a GPU (or the emulated one): training and checkpoint have the bits of a run
-// whose state never left the device.
+// The steps after a save hand it the tiles of the host optimizer's state, with and without overlap, on the
+// CPU and on a GPU (or the emulated one). Training and checkpoint have the bits of a run whose state never
+// left the device.
 
 #include <gtest/gtest.h>
 
@@ -30,11 +30,11 @@ class OffloadHandOver : public OffloadSaving {
       engine.save(folder);
       EXPECT_TRUE(one_step(engine, runtime).applied) << what;
       engine.save(folder);
-      // A step that is skipped hands its tiles over as they are.
+      // A skipped step hands over its tiles unchanged.
       EXPECT_FALSE(one_step(engine, runtime, "prime.c").applied) << what;
       (void)one_step(engine, runtime);
       EXPECT_EQ(engine.state_digest(), expected[4]) << what;
-      (void)engine.finish_saving();  // nothing, if it was over within the steps
+      (void)engine.finish_saving();  // does nothing if the save ended during the steps
     });
     EXPECT_EQ(stored(run, folder + "/step-00000001"), expected[1]) << what;
     EXPECT_EQ(stored(run, folder + "/step-00000002"), expected[2]) << what;

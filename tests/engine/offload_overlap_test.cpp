@@ -1,4 +1,4 @@
-// Offloading overlaps: shown by gates that would never open if one thing waited for the other.
+// Offloading overlaps: gates would never open if one operation waited for another.
 
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr int patience_seconds = 20;
 
-/// Waits until `condition`; false when that took too long to be anything but a deadlock undone.
+/// Waits until `condition` holds; returns false after a time that only a deadlock explains.
 bool eventually(const std::function<bool()>& condition) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(patience_seconds);
   while (!condition()) {
@@ -37,8 +37,8 @@ OddRun offloaded_run(OffloadTier tier) {
   return run;
 }
 
-/// One micro-batch without arithmetic; the hooks run behind gather() of a unit in forward, and before a
-/// unit's gradients are handed over.
+/// One micro-batch without arithmetic; the hooks run after gather() of a unit in forward, and before a unit's
+/// gradients are submitted.
 void idle_micro_batch(Engine& engine, const std::function<void(int unit)>& in_forward,
                       const std::function<void(int unit)>& in_backward) {
   const auto units = static_cast<int>(engine.model().units().size());
@@ -77,7 +77,7 @@ TEST(OffloadOverlap, GradientsLeaveWhileBackwardGoesOn) {
   }
 }
 
-/// Plain descent whose update of the model's last unit waits until the gate is opened.
+/// Plain descent in which the update of the model's last unit waits until the gate opens.
 class Gated final : public Optimizer {
  public:
   explicit Gated(std::atomic<bool>& open, std::atomic<bool>& late) : open_(open), late_(late) {}
@@ -124,7 +124,7 @@ TEST(OffloadOverlap, UpdatesRunBehindTheNextForward) {
           int seen = -1;
           idle_micro_batch(engine,
                            [&](int unit) {
-                             // Units before the last one are there although the last one's update has not
+                             // Units before the last one are available although the last one's update has not
                              // ended.
                              if (unit == 2) open = true;
                              seen = unit;

@@ -1,5 +1,5 @@
-// Saves of state that lives on the nvme tier: tiles go to the checkpoint from the read that the next step
-// makes anyway, before they change; and nobody waits for what does not come.
+// Saves of state on the nvme tier: the checkpoint gets the tiles from the reads of the next step, before they
+// change, and nothing waits for reads that never happen.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -59,7 +59,7 @@ TEST_F(OffloadSaving, StepsGoOnAndTheCheckpointHoldsWhatWasThen) {
               EXPECT_TRUE(engine.saving());
               const StepResult behind = one_step(engine, runtime, skipped == 2 ? "prime.c" : "");
               EXPECT_EQ(behind.applied, skipped != 2);
-              // Nothing is read for the sake of the save.
+              // The save causes no reads of its own.
               EXPECT_EQ(behind.offload_traffic.nvme_read, usual.nvme_read) << what;
               EXPECT_EQ(behind.offload_traffic.nvme_written, usual.nvme_written) << what;
               (void)one_step(engine, runtime);
@@ -92,7 +92,7 @@ TEST_F(OffloadSaving, NeitherSaveNorWhatWaitsForItBehindAStepTouchesTheNvmeTier)
           };
           const auto forbid = [&] {
             allow();
-            (void)engine.state_digest();  // the step's own transfers are over
+            (void)engine.state_digest();  // the step's own transfers are complete
             meet(runtime);
             if (runtime.rank() == 0) {
               files.inject(fault(FileOperation::read, EIO, "nvme"));
@@ -134,7 +134,7 @@ TEST_F(OffloadSaving, WithoutANextStepTilesAreReadForIt) {
         (void)one_step(engine, runtime);
         engine.save(folder);
         if (inside_a_step) {
-          // Between the last micro-batch and the step, whose tiles are on their way already.
+          // Between the last micro-batch and the step, whose tiles are already being read.
           whole_step(engine, runtime, engine.steps());
           EXPECT_EQ(engine.finish_saving(), folder + "/step-00000003");
           (void)engine.step();
@@ -144,7 +144,7 @@ TEST_F(OffloadSaving, WithoutANextStepTilesAreReadForIt) {
           while (engine.steps() < 4) (void)one_step(engine, runtime);
         }
         EXPECT_EQ(engine.state_digest(), expected[4]);
-        engine.save(folder);  // and the engine ends
+        engine.save(folder);  // and the engine is destroyed
       });
       for (std::size_t step = 1; step <= 4; ++step) {
         EXPECT_EQ(stored(run, folder + "/step-0000000" + std::to_string(step)), expected[step])
@@ -183,7 +183,7 @@ TEST_F(OffloadSaving, WhatIsWrittenMeanwhileIsNotInIt) {
     on_tiled_ranks(run, [&](Engine& engine, Runtime& runtime) {
       (void)one_step(engine, runtime);
       engine.save(folder);
-      // One rank keeps all of the small ones, so the other has tiles yet to hand over.
+      // One rank keeps all small tensors, so the other still has tiles to hand over.
       engine.write_optimizer_state("tiny.e", "exp_avg", std::vector<float>(3, 7.0f));
       engine.write_weight("wider.j", std::vector<float>(2 * 4096 + 5, 0.5f));
       engine.write_weight("late.k", std::vector<float>(500, 0.25f));
@@ -277,7 +277,7 @@ TEST_F(OffloadSaving, AnEngineThatEndsByAnErrorWaitsForNoTiles) {
                                   }),
                    InvalidArgument);
       const std::vector<kernels::Digest> expected = undisturbed(run, 1);
-      // Alone, a rank finishes what it has begun.
+      // A single rank completes its save.
       EXPECT_EQ(stored(run, folder), expected[ranks == 1 ? 1 : 0]);
     }
   }
@@ -302,7 +302,7 @@ TEST_F(OffloadSaving, ADiskThatFailsUnderTheTilesEndsTheRunAndLeavesTheLastCheck
               if (runtime.rank() == 0) files.inject(fault(FileOperation::read, EIO, "nvme", nth));
               std::string told = test::nothing_thrown;
               try {
-                meet(runtime);  // which ends by the failure of one that is through already
+                meet(runtime);  // ends with the failure of a rank that is past this point
                 for (int step = 0; stepping && step < 3; ++step) (void)one_step(engine, runtime);
                 (void)engine.finish_saving();
               } catch (const Error& error) {
@@ -333,7 +333,7 @@ TEST_F(OffloadSaving, TheSnapshotHoldsWhatLivesInMemoryAndThePlanSaysSo) {
             (void)engine.finish_saving();
             EXPECT_EQ(host(runtime).current.total(), before);
           }
-          // Blocks come out of the snapshot: rank 1, which commits nothing, takes no memory.
+          // Blocks come from the snapshot; rank 1, which does not commit anything, has no memory.
           if (runtime.rank() == 1) {
             EXPECT_EQ(host(runtime).peak, before);
           }

@@ -1,5 +1,4 @@
-// Offloaded state: the same bits wherever it lives, exact bytes over the link and to the disk, exact
-// accounting.
+// Offloaded state: the same bits on every tier, exact bytes over the link and to the disk, exact accounting.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -82,7 +81,7 @@ TEST_P(Offload, GivesTheSameBitsWithAnyShareTileAndEngine) {
   }
 }
 
-/// The bytes that one step must move by the layouts, on one rank: nothing but this, to the byte.
+/// The bytes that one step must transfer on one rank according to the layouts, and not a byte more.
 OffloadTraffic expected_traffic(const OddRun& run, int rank) {
   OffloadTraffic expected;
   const std::int64_t compute = size_of(run.dtype);
@@ -100,11 +99,11 @@ OffloadTraffic expected_traffic(const OddRun& run, int rank) {
         run.stage == 0 || run.ranks == 1 ? layout.padded_elements() : layout.shard_elements();
     const bool away = run.offload.optimizer != OffloadTier::none;
     const bool parameters_away = run.offload.parameters != OffloadTier::none;
-    if (away) expected.to_host += kept * g;                              // G
+    if (away) expected.to_host += kept * g;                              // main gradients
     if (away && !parameters_away) expected.from_host += kept * compute;  // new weights
     if (!away && parameters_away) expected.to_host += kept * compute;
     if (run.offload.optimizer == OffloadTier::nvme) {
-      // fp32 master, exp_avg and exp_avg_sq, each from a multiple of 4096 in every tile.
+      // fp32 master, exp_avg and exp_avg_sq; each begins at a multiple of 4096 in every tile.
       for (std::int64_t first = 0; first < kept; first += run.offload.tile_elements) {
         const std::int64_t bytes = 3 * disk(std::min(run.offload.tile_elements, kept - first) * 4);
         expected.nvme_read += bytes;
@@ -112,8 +111,8 @@ OffloadTraffic expected_traffic(const OddRun& run, int rank) {
       }
     }
     if (!parameters_away) continue;
-    // Each micro-batch gathers a unit in forward and in backward; the tied one a third time, as its two uses
-    // in backward are the first and the last.
+    // Each micro-batch gathers a unit in forward and in backward, and the tied one a third time, because its
+    // two uses in backward are the first and the last.
     const std::int64_t gathers = run.accumulation * (unit.name == "tied" ? 3 : 2);
     for (const detail::FlatLayout* flat : {&layout, &kept_still}) {
       expected.from_host += gathers * flat->shard_elements() * compute;
@@ -232,7 +231,8 @@ TEST(Offload, ASkippedStepMovesTheSameBytesAndChangesNothing) {
 }
 
 TEST(Offload, ShardsFromTheDiskAreNotOvertakenOnASlowLink) {
-  // Four units ahead through two buffers: the third read must wait until the first has left its buffer.
+  // Four units are prefetched through two buffers: the third read must wait until the first has left its
+  // buffer.
   OddRun run;
   run.stage = 3;
   run.dtype = DataType::bfloat16;
@@ -270,7 +270,7 @@ TEST(Offload, TensorsAreReadAndWrittenWhereverTheyLive) {
           const std::vector<float> frozen(131, 0.25f);
           engine.write_weight(odd_frozen_tensor, frozen);
           EXPECT_EQ(engine.read_weight(odd_frozen_tensor), frozen) << run.to_string();
-          // Forward sees the new weights: half the squared distance to targets below one half.
+          // Forward uses the new weights: half the squared distance to targets below one half.
           odd_micro_batch(engine, 0, 3);
           const std::vector<float> gradient = engine.read_gradient("prime.c");
           EXPECT_NEAR(gradient[100], 100.5f, 1.0f) << run.to_string();

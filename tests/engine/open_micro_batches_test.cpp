@@ -1,4 +1,4 @@
-// Several open micro-batches: interleaved they give the bits of one after the other.
+// Several active micro-batches: interleaved they have the bits of sequential ones.
 
 #include <gmock/gmock.h>
 
@@ -23,10 +23,10 @@ std::int64_t first_sample(const Engine& engine, const Runtime& runtime, std::int
   return ((step * engine.config().accumulation_steps + m) * runtime.size() + runtime.rank()) * 3;
 }
 
-/// A step of three micro-batches: two forward passes at first, then a backward pass beside a forward pass,
-/// and the last two backward passes unit by unit, as no pipeline would have them closer.
+/// A step of three micro-batches: first two forward passes, then a backward pass interleaved with a forward
+/// pass, then the last two backward passes unit by unit, more closely interleaved than in any pipeline.
 void interleaved_step(Engine& engine, Runtime& runtime, std::int64_t step) {
-  std::deque<OddMicroBatch> open;  // whose addresses stay
+  std::deque<OddMicroBatch> open;  // a deque keeps their addresses valid
   const auto begin = [&] {
     const std::int64_t number = engine.begin_micro_batch_beside();
     EXPECT_EQ(number, engine.micro_batch());
@@ -56,7 +56,7 @@ void interleaved_step(Engine& engine, Runtime& runtime, std::int64_t step) {
   end(0);
   for (int place = 0; place <= units; ++place) {
     backward(1, place);
-    // The tied unit's gradients of the second are complete with its last use alone.
+    // The tied unit's gradients of the second one are complete only after its last use.
     if (place > 0 && place < units) backward(2, place);
   }
   end(1);
@@ -65,7 +65,8 @@ void interleaved_step(Engine& engine, Runtime& runtime, std::int64_t step) {
   end(2);
 }
 
-/// Features that meet interleaved micro-batches, each with what it sets. False: not at this stage or policy.
+/// Features that are combined with interleaved micro-batches, each with its settings. False: not supported at
+/// this stage or policy.
 struct Feature {
   const char* name;
   std::function<bool(OddRun&)> set;
@@ -171,7 +172,8 @@ INSTANTIATE_TEST_SUITE_P(Stages, OpenMicroBatches,
                                             ::testing::Values(ReductionPolicy::boundary,
                                                               ReductionPolicy::micro_batch)));
 
-// Activations that leave the device, and sizes that grow while others are open, come back as they were.
+// Activations that leave the device, and sizes that grow while other micro-batches are active, come back
+// unchanged.
 TEST(OpenMicroBatch, KeepsItsOwnActivationsWhereverTheyLie) {
   for (const bool offload : {false, true}) {
     OddRun run;
@@ -240,7 +242,7 @@ TEST(OpenMicroBatch, RefusesWhatWouldChangeSumsOrMixPasses) {
       const GatheredUnit held = engine.gather({2});
       engine.select_micro_batch(0);
       {
-        // A handle stays its micro-batch's, whichever is the current one when it is used.
+        // A handle belongs to its micro-batch, whichever is current when it is used.
         UnitGradients gradients = engine.gradients({1});
         engine.select_micro_batch(1);
         std::move(gradients).reduce();
@@ -270,7 +272,7 @@ TEST(OpenMicroBatch, RefusesWhatWouldChangeSumsOrMixPasses) {
   });
 }
 
-// Gradients of two micro-batches may be open, but are submitted in ascending order.
+// Gradients of two micro-batches may be pending, but are submitted in ascending order.
 TEST(OpenMicroBatch, SubmitsGradientsThatWerePutOffInAscendingOrder) {
   OddRun run;
   run.accumulation = 2;
@@ -291,7 +293,7 @@ TEST(OpenMicroBatch, SubmitsGradientsThatWerePutOffInAscendingOrder) {
     std::move(first).reduce();
     std::move(second).reduce();
     for (const int unit : {0, 2, 3}) engine.skip_gradients({unit});
-    end_with(engine, 1, 3);  // although the unit is held, for no micro-batch in particular
+    end_with(engine, 1, 3);  // although the unit is held, but for no micro-batch
     for (const int unit : {0, 2, 3}) engine.skip_gradients({unit});
     held.release();
     end_with(engine, 1, 3);

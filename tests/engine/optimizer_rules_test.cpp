@@ -1,5 +1,5 @@
-// Every optimizer of the registry in an engine: the same bits wherever its state lies and however it is cut,
-// plans that are the ledger, and runs that go on from a checkpoint of other ranks and another stage.
+// Every optimizer of the registry in an engine: the same bits for every tier and partition, plans that equal
+// the ledger, and runs that resume with other ranks and another stage.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,11 +19,11 @@
 namespace tranche::test {
 namespace {
 
-/// One case for each set of states that a type may keep.
+/// One case for each set of states that a type has.
 struct RuleCase {
   std::string type;
   RuleParameters parameters;
-  bool moments;  ///< may be kept in bf16
+  bool moments;  ///< may be stored in bf16
 };
 const std::vector<RuleCase>& rule_cases() {
   static const std::vector<RuleCase> all = {
@@ -87,8 +87,8 @@ TEST(OptimizerRules, OfWholeTensorsHaveTheBitsOfOneShardedModelOnAMesh) {
   }
 }
 
-// Clipped gradients of fp16, scaled, of micro-batches with different numbers of tokens: the ratio is that of
-// the update that they make, which epsilon keeps from being the same at every scale.
+// Gradients are fp16, scaled, clipped, and of micro-batches with different numbers of tokens. The ratio must
+// be that of the resulting update; because of epsilon it depends on the scale.
 TEST(OptimizerRules, LambsTrustRatiosAreThoseOfTheTrueGradient) {
   for (const int ranks : {1, 3}) {
     OddRun run = run_of({"Lamb", {{"weight_decay", 0.05}, {"eps", 0.1}}, true}, ranks, false);
@@ -110,7 +110,7 @@ TEST(OptimizerRules, LambsTrustRatiosAreThoseOfTheTrueGradient) {
             for (const TensorSpec& tensor : unit.tensors) {
               if (engine.frozen(tensor.name)) continue;
               before[tensor.name] = {engine.read_weight(tensor.name), engine.read_gradient(tensor.name),
-                                     tensor.shape.rank() > 1 ? 0.05 : 0};  // vectors do not decay
+                                     tensor.shape.rank() > 1 ? 0.05 : 0};  // vectors have no weight decay
             }
           }
           const StepResult step = engine.step();
@@ -185,8 +185,8 @@ TEST(OptimizerRules, ArePlannedToTheByte) {
 
 class OptimizerRulesResume : public Saving {
  protected:
-  /// So many ranks save after two steps; others, in another stage, read weights and state, which are what was
-  /// saved, and go on.
+  /// Expects the following: `from` ranks save after two steps; others, in another stage, load equal weights
+  /// and state, and continue.
   void expect_resumed(const RuleCase& rule, int from, const std::vector<int>& to) const {
     std::filesystem::remove_all(path());
     OddRun run = run_of(rule, from, rule.moments);

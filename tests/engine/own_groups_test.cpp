@@ -1,5 +1,6 @@
 // Parameter groups with values of their own: a tensor in such a group has the bits that it would have in an
-// engine whose optimizer has those values for all. The odd model's gradients of one tensor know no other.
+// engine whose optimizer has those values for all tensors. The odd model's gradients of one tensor do not
+// depend on the others.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,7 +16,7 @@
 namespace tranche::test {
 namespace {
 
-/// A part of a unit, most of another, and a tensor that begins at zero; the unit `tiny` has none.
+/// A part of a unit, most of another, and a tensor that is initially zero; the unit `tiny` has none.
 const std::vector<std::string> own_tensors = {"tied.b", "prime.c", "mixed.g"};
 
 bool is_own(const std::string& tensor) {
@@ -59,7 +60,7 @@ class OwnGroups : public Saving {
   using Values = std::map<std::string, std::vector<float>>;
   using Adjust = void (*)(Config&);
 
-  /// Weights and optimizer state of every trainable tensor after a few steps, of which one is skipped.
+  /// Weights and optimizer state of every trainable tensor after a few steps, one of which is skipped.
   static Values trained(const OddRun& run, Adjust adjust) {
     Values values;
     on_ranks(
@@ -89,7 +90,7 @@ class OwnGroups : public Saving {
   }
 
   void expect_bits(OddRun run) {
-    run.clipping = 0;  // the norm of all gradients would be between tensors
+    run.clipping = 0;  // the norm of all gradients would couple the tensors
     run.steps = 5;
     run.offload.nvme_path = std::filesystem::temp_directory_path().string();
     const Values mixed = trained(run, with_own_groups);
@@ -192,7 +193,7 @@ TEST_F(OwnGroups, AreRefusedWhereTheRuleHasNoSuchValue) {
   epsilon.epsilon = 0.5;
   EXPECT_THAT(message("SGD", epsilon), HasSubstr("sets eps, which SGD has not"));
 
-  /// Knows what groups had before they had values of their own.
+  /// An optimizer that supports only what groups had before they had values of their own.
   class Old final : public Optimizer {
    public:
     std::string name() const override { return "Old"; }

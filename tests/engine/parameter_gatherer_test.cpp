@@ -1,4 +1,4 @@
-// Gathering by itself: on demand, ahead in the recorded order, within the depth.
+// Gathering without an engine: on demand, ahead in the recorded order, and limited by the depth.
 #include "engine/parameter_gatherer.h"
 
 #include <gmock/gmock.h>
@@ -23,7 +23,7 @@ std::vector<float> values_of(RankState& rank, const ConstTensorView& view) {
   return values;
 }
 
-/// Runs `body` on two ranks at stage 3 with an open pass of the arena.
+/// Runs `body` on two ranks at stage 3 with an active pass of the arena.
 void on_two_ranks(const std::function<void(RankState&, ParameterGatherer&)>& body, int depth = 2,
                   GatherFor gather_for = GatherFor::use) {
   run_thread_ranks(2, [&](int, const CommunicatorFactory& factory) {
@@ -62,7 +62,7 @@ TEST(ParameterGatherer, GivesWholeTensors) {
   });
 }
 
-// The second sequence gathers the next unit when one is asked for; the last has no successor unless another
+// In the second sequence each request also prefetches the next unit; the last has no successor unless another
 // sequence follows.
 TEST(ParameterGatherer, GathersAheadInTheRecordedOrder) {
   on_two_ranks([](RankState& rank, ParameterGatherer& gatherer) {
@@ -80,7 +80,7 @@ TEST(ParameterGatherer, GathersAheadInTheRecordedOrder) {
       gatherer.end_sequence();
       EXPECT_EQ(gatherer.take_gathered_elements(), 0);
       if (recorded) continue;
-      // Known from here on: the same sequence again leaves the first unit gathered.
+      // Now the order is known to repeat, so the first unit stays gathered.
       gatherer.begin_sequence(Program::train, true);
       gatherer.acquire(0);
       EXPECT_EQ(gatherer.take_gathered_elements(), a + b);
@@ -93,7 +93,8 @@ TEST(ParameterGatherer, GathersAheadInTheRecordedOrder) {
   });
 }
 
-// Another order than recorded: the prefetched unit is dropped, and the new order is the next one's.
+// The order differs from the recorded one: the prefetched unit is dropped, and the new order becomes the
+// recorded one.
 TEST(ParameterGatherer, TakesOverAnotherOrder) {
   on_two_ranks([](RankState& rank, ParameterGatherer& gatherer) {
     const std::int64_t all =
@@ -121,7 +122,7 @@ TEST(ParameterGatherer, RefusesMoreUnitsThanItsDepth) {
             message_of<LogicError>([&] { gatherer.acquire(0); }),
             "gather(a) would hold 2 units at once, but tranche.depth is 1; held now: b. Let a handle go "
             "first or raise tranche.depth");
-        gatherer.acquire(1);  // a second handle of what is held takes no more memory
+        gatherer.acquire(1);  // a second handle of a held unit takes no memory
         gatherer.release(1, Ahead::now);
         gatherer.release(1, Ahead::now);
         gatherer.end_sequence();
@@ -129,7 +130,7 @@ TEST(ParameterGatherer, RefusesMoreUnitsThanItsDepth) {
       1);
 }
 
-// A unit that an exception lets go gathers nothing: the next call does.
+// A unit released by an exception prefetches nothing; the next call does.
 TEST(ParameterGatherer, OwesWhatAnExceptionLetGo) {
   on_two_ranks(
       [](RankState& rank, ParameterGatherer& gatherer) {
@@ -150,8 +151,7 @@ TEST(ParameterGatherer, OwesWhatAnExceptionLetGo) {
       1);
 }
 
-// A unit stays for the later sequences of its step, whatever their order and however many are held; the next
-// step gathers it again.
+// A unit stays for later sequences of its step, in any order and number; the next step gathers it again.
 TEST(ParameterGatherer, KeepsForAStep) {
   for (const int depth : {1, 2}) {
     on_two_ranks(
@@ -163,7 +163,7 @@ TEST(ParameterGatherer, KeepsForAStep) {
             gatherer.begin_sequence(Program::train, true);
             gatherer.acquire(0);
             EXPECT_EQ(gatherer.take_gathered_elements(), ahead ? a + b : a);
-            gatherer.acquire(1);  // beyond a depth of 1
+            gatherer.acquire(1);  // more than a depth of 1
             EXPECT_EQ(gatherer.take_gathered_elements(), ahead ? 0 : b);
             const void* const place = gatherer.view(1, 0).data;
             EXPECT_EQ(values_of(rank, gatherer.view(1, 0)), rank.weight("b.w"));
@@ -179,7 +179,7 @@ TEST(ParameterGatherer, KeepsForAStep) {
             gatherer.end_sequence();
             gatherer.end_step();
             EXPECT_EQ(gatherer.take_gathered_elements(), 0) << "gathered once a step";
-            // Forward passes between the steps gather for use.
+            // Forward passes between steps gather for each use.
             gatherer.begin_sequence(Program::infer, false);
             gatherer.acquire(1);
             if (depth == 1) {
@@ -189,7 +189,7 @@ TEST(ParameterGatherer, KeepsForAStep) {
             gatherer.release(1, Ahead::now);
             gatherer.end_sequence();
             EXPECT_EQ(gatherer.take_gathered_elements(), b);
-            // The order of training is the first sequence's again.
+            // The order of training is again the first sequence's.
             gatherer.begin_sequence(Program::train, false);
             for (const int unit : {0, 1}) {
               gatherer.acquire(unit);
@@ -204,7 +204,7 @@ TEST(ParameterGatherer, KeepsForAStep) {
   }
 }
 
-// Forward passes have an order of their own, and one that was given up leaves nothing behind.
+// Forward passes have a separate order, and an abandoned one leaves nothing behind.
 TEST(ParameterGatherer, ProgramsHaveOrdersOfTheirOwn) {
   on_two_ranks([](RankState& rank, ParameterGatherer& gatherer) {
     const std::int64_t a = rank.store.units()[0].gathered_elements();

@@ -1,5 +1,5 @@
-// Loads of a part of a checkpoint: tensors that are renamed, missing and too many, at every stage, mesh and
-// tier, and refusals that change nothing.
+// Loads of a part of a checkpoint: renamed, missing and additional tensors, at every stage, mesh and tier,
+// and refusals that change nothing.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,8 +18,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-/// The odd model with a tensor of another name, one less, two new ones (one of them frozen), and one that is
-/// trained anew.
+/// The odd model with a renamed tensor, one less, two new ones (one of them frozen), and one that becomes
+/// trainable.
 ModelSpec changed_model() {
   ModelSpec spec;
   spec.add_unit({"tied",
@@ -40,7 +40,7 @@ ModelSpec changed_model() {
   return spec;
 }
 
-/// The name that a tensor of the changed model has in the odd one; empty: none.
+/// The name in the odd model of a tensor of the changed model; empty if it has none.
 std::string origin_of(const std::string& tensor) {
   if (tensor == "first.c") return "prime.c";
   return tensor.starts_with("new.") ? "" : tensor;
@@ -60,7 +60,7 @@ void on_spec(const OddRun& run, const ModelSpec& spec, const std::vector<std::st
   });
 }
 
-/// Weight, exp_avg and exp_avg_sq of each tensor; of frozen ones the weight.
+/// Weight, exp_avg and exp_avg_sq of each tensor; only the weight of frozen ones.
 using Values = std::map<std::string, std::vector<std::vector<float>>>;
 
 Values values_of(Engine& engine) {
@@ -106,7 +106,7 @@ class PartialLoad : public Saving {
     std::filesystem::create_directories(run.offload.nvme_path);
     return run;
   }
-  /// Trains the odd model, of which mixed.g is frozen too, and saves it.
+  /// Trains the odd model, with mixed.g frozen too, and saves it.
   Values save(DataType dtype, const std::string& to) {
     Values saved;
     on_spec(setup(1, 0, dtype), odd_model(), {odd_frozen_tensor, "mixed.g"},
@@ -138,7 +138,7 @@ TEST_F(PartialLoad, WhatIsInBothIsTakenAndTheRestStaysAtEveryStageMeshAndTier) {
       for (const bool weights_only : {false, true}) {
         std::mutex mutex;
         on_spec(run, changed_model(), frozen, [&](Engine& engine, Runtime& runtime) {
-          step(engine, runtime);  // so that what stays is told from what a new engine has
+          step(engine, runtime);  // distinguishes values that stay from those of a new engine
           const Values before = values_of(engine);
           LoadOptions options = partial;
           options.weights_only = weights_only;

@@ -1,5 +1,5 @@
-// Gradients and weights that travel as int8 blocks: the same bits however the state is cut, exact traffic and
-// memory, and what it costs in accuracy.
+// Gradients and weights that are sent as int8 blocks: the same bits for every partition of the state, exact
+// traffic and memory, and the loss of accuracy.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -55,7 +55,7 @@ TEST_P(QuantizedBits, OverStagesTiersAndSettings) {
       EXPECT_FALSE(expected.weights == train_odd(other).weights) << "it has an effect";
       for (run.stage = 0; run.stage <= 3; ++run.stage) {
         for (int which = 0; which < settings_without_effect; ++which) {
-          // Every setting meets every stage, number of ranks and policy of some case.
+          // Every setting is combined with every stage, number of ranks and policy in some case.
           if (point++ % 11 != 0 || !swept(point / 11, 3)) continue;
           OddRun one = run;
           one.reduction_group = plain.reduction_group;
@@ -119,7 +119,8 @@ TEST_P(QuantizedBits, CopiesOfAShardedModelHaveThoseOfOne) {
       }
     }
     run.reduction_group = 0;
-    run.mesh = "replicate=*, shard=1";  // nothing travels within a copy, but it is rounded all the same
+    run.mesh = "replicate=*, shard=1";  // nothing is sent within a replica, but the values are rounded
+                                        // nevertheless
     const OddResult alone = train_odd(run);
     EXPECT_EQ(alone.wire_bytes, alone.formula_bytes) << run.to_string();
   }
@@ -228,10 +229,10 @@ TEST(Quantized, GradientsOfFp16ComputeTravelWithALossScale) {
   for (run.stage = 1; run.stage <= 3; ++run.stage) expect_same(expected, train_odd(run), run);
 }
 
-// A mean that lacks a rank, or decodes its blocks with another's scale, would have the same bits in every
-// stage too. A code is off by at most half a step, 1 / 254 of the block's greatest magnitude, and by 0.29
-// steps in the square mean: of the sums of three uniform numbers that the gradients are, some 0.006 of the
-// square mean of theirs.
+// A mean that lacks a rank, or decodes blocks with another rank's scale, would also have the same bits in
+// every stage. So the error is checked. A code is off by at most half a step, 1 / 254 of the block's greatest
+// magnitude, and by 0.29 steps in the square mean. For the gradients here, sums of three uniform numbers,
+// that is some 0.006 of their square mean.
 TEST(Quantized, MeansOverRanksAreThoseOfPlainGradientsButForTheRounding) {
   for (const int ranks : {2, 3, 4}) {
     for (int stage = 0; stage <= 3; ++stage) {
@@ -261,7 +262,8 @@ TEST(Quantized, MeansOverRanksAreThoseOfPlainGradientsButForTheRounding) {
   }
 }
 
-/// 65 bytes for 64 elements, and no others: what a step sends, beside one that sends two bytes each.
+/// A step sends 65 bytes for 64 elements and no others, whereas the compared step sends two bytes for each
+/// element.
 TEST(Quantized, StagesSendSixtyFiveBytesForSixtyFourElements) {
   for (int stage = 0; stage <= 3; ++stage) {
     OddRun run;
@@ -326,7 +328,7 @@ TEST(Quantized, MemoryIsPlannedAndStepsAllocateNothing) {
   }
 }
 
-/// The weights that a pass reads, of a tensor, and the loss sum of one element each.
+/// The weights of a tensor that a pass reads, and the loss sum of one element each.
 std::vector<float> weights_in(Engine& engine, int unit, int index) {
   std::vector<float> values;
   const GatheredUnit weights = engine.gather({unit});
@@ -383,13 +385,13 @@ TEST(Quantized, EvaluationReadsTheMasterWeightsAndTrainingTheBlocks) {
           });
           EXPECT_EQ(looked_at, undisturbed) << run.to_string();
           if (tier == OffloadTier::cpu) continue;
-          // Training reads the weights as the blocks of the unit's buffer say them.
+          // Training reads the weights that the blocks of the unit's buffer encode.
           on_ranks(run, [&](Engine& engine, Runtime&) {
             std::vector<float> exact = engine.read_weight("prime.c");
             engine.begin_micro_batch();
             const std::vector<float> seen = weights_in(engine, 1, 0);
             float greatest = 0, furthest = 0;
-            for (std::size_t i = 0; i < 256; ++i) {  // the buffer's first block is the tensor's
+            for (std::size_t i = 0; i < 256; ++i) {  // the buffer's first block belongs to this tensor
               if (dtype == DataType::bfloat16) exact[i] = to_float(to_bfloat16(exact[i]));
               greatest = std::max(greatest, std::abs(exact[i]));
             }

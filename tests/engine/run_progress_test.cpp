@@ -1,4 +1,5 @@
-// How a run's progress is counted, and when its weights are sound; the end of an engine by an error.
+// How a run's progress is counted, when its weights count as sound, and the end of an engine through an
+// error.
 
 #include "engine/run_progress.h"
 
@@ -126,7 +127,7 @@ TEST(StepRule, TheProgramsRateIsSavedAndAnotherScheduleIsNoted) {
   EXPECT_THAT(message_of<InvalidArgument>([&] { own.set_rate(-1); }), HasSubstr("not negative"));
 }
 
-/// A rate that is no number, which only a program's own schedule can give.
+/// A learning rate of NaN, which only a program's own schedule can return.
 class NoRate final : public Schedule {
   double learning_rate(std::int64_t) const override { return nan; }
   std::string describe() const override { return "none"; }

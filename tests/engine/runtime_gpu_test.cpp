@@ -1,4 +1,4 @@
-// Budgets of a rank on a GPU, whose ranks meet in host memory before they choose one.
+// Budgets of a rank on a GPU; ranks exchange data through host memory before they choose a GPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +20,8 @@ using ::testing::HasSubstr;
 TEST(RuntimeBudgetsOnGpus, CountTheMemoryThatRanksMeetThrough) {
   const CudaProbe probe = probe_cuda();
   if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
-  // One rank alone meets nobody; two exchange through host memory that each takes before it has a device.
+  // A single rank exchanges nothing. Two exchange data through host memory that each allocates before it has
+  // a device.
   run_thread_ranks(2, [](int, const CommunicatorFactory& factory) {
     RuntimeOptions options;
     options.device = DeviceKind::cuda;
@@ -62,7 +63,7 @@ TEST(RuntimeBudgetsOnGpus, MayBeTooSmallForMeeting) {
   });
 }
 
-// The driver reads the variable when it starts, so this is a process of its own.
+// The driver reads the variable when it starts, so the test needs a process of its own.
 TEST(RuntimeOnGpusDeathTest, SaysThatItAskedForMoreQueuesThanTheEnvironment) {
   constexpr const char* variable = "CUDA_DEVICE_MAX_CONNECTIONS";
   if (const CudaProbe probe = probe_cuda(); probe.devices.empty()) GTEST_SKIP() << probe.problem;

@@ -1,5 +1,5 @@
-// A rank's environment: budgets, refused before anything is taken, and the facts that its bits depend
-// on.
+// A rank's environment: budgets, which are checked before anything is allocated, and the facts on which its
+// bits depend.
 #include "tranche/engine/runtime.h"
 
 #include <gmock/gmock.h>
@@ -51,7 +51,7 @@ TEST(RuntimeBudgets, HostMemoryIsRefusedBeforeItIsTaken) {
       << "with the ledger's table";
   EXPECT_EQ(runtime.ledger().total(Tier::host), 600 << 10) << "nothing was tracked";
   const Buffer fits(runtime.memory(Tier::host), 424 << 10, Category::gradients, "gradients");
-  // The device's budget is another.
+  // The device has a budget of its own.
   EXPECT_NO_THROW(Buffer(runtime.memory(Tier::device), 2 << 20, Category::other, "on the device"));
 }
 
@@ -83,7 +83,7 @@ TEST(RuntimeFail, EveryRankEndsWithTheStatusOfTheCause) {
   };
   for (const auto& [cause, status] : causes) {
     int statuses[3] = {-1, -1, -1};
-    std::latch made(3);  // else the failure may meet a peer that is still making its runtime
+    std::latch made(3);  // otherwise the failure may reach a peer that is still creating its runtime
     run_thread_ranks(3, [&, cause = cause](int rank, const CommunicatorFactory& factory) {
       RuntimeOptions options;
       options.log_level = LogLevel::off;
@@ -168,7 +168,8 @@ TEST(RuntimeMesh, RanksWithAnotherMeshAreToldOf) {
 TEST(RuntimeMesh, RanksOfATensorAxisHaveTheirGroups) {
   run_thread_ranks(8, [&](int rank, const CommunicatorFactory& factory) {
     RuntimeOptions options;
-    options.mesh = "tensor=2, replicate=2, shard=2";  // the slowest axis here: orders differ from ranks
+    options.mesh = "tensor=2, replicate=2, shard=2";  // tensor is the slowest axis here, so orders differ
+                                                      // from rank numbers
     const Runtime runtime(options, factory);
     const auto ranks_of = [&](Communicator& group) {
       std::vector<std::int64_t> ranks(static_cast<std::size_t>(group.size()));
@@ -286,7 +287,7 @@ TEST(RuntimeFromConfig, ReadsAFileAndSaysWhichItCannotRead) {
   std::remove(path.c_str());
 }
 
-/// A unit of one tensor, for engines that are not to come about.
+/// A unit of one tensor, for engines whose constructor must fail.
 ModelSpec any_model() {
   ModelSpec model;
   model.add_unit({"unit", {{"weight", {16}, Initializer::zeros()}}});
@@ -316,7 +317,7 @@ TEST(RuntimeCheck, RefusesKeysThatTheRuntimeDoesNotHonour) {
         message_of<ConfigurationError>([&] { const Engine engine(runtime, any_model(), config); }),
         AllOf(HasSubstr("asks for what the runtime was not made with:\n  " + std::string(text) + "\nmake"),
               HasSubstr("Runtime::from_config() or with RuntimeOptions::from(config)")));
-    if (config.inline_progress) continue;  // of MPI communicators that a program brings
+    if (config.inline_progress) continue;  // only for a program's own MPI communicators
     const Runtime honouring(RuntimeOptions::from(config), make_self_communicator);
     EXPECT_NO_THROW(honouring.check(config)) << json;
   }

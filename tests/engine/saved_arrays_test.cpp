@@ -1,4 +1,4 @@
-// Arrays of the program's own: saved with a checkpoint, given back to other numbers of ranks.
+// A program's own arrays: saved with a checkpoint, and loaded by other numbers of ranks.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -32,7 +32,8 @@ TensorView view_of(std::vector<double>& values) {
   return {values.data(), DataType::float64, Shape{static_cast<std::int64_t>(values.size())}};
 }
 
-/// A rank's part of a table of `elements`, cut unevenly: rank r has r + 1 of every ranks (ranks + 1) / 2.
+/// A rank's part of a table of `elements`. Parts are uneven: rank r has r + 1 of every ranks (ranks + 1) / 2
+/// elements.
 detail::ElementRange part_of(int rank, int ranks, std::int64_t elements) {
   const std::int64_t all = ranks * (ranks + 1) / 2;
   return {elements * (rank * (rank + 1) / 2) / all, elements * ((rank + 1) * (rank + 2) / 2) / all};
@@ -40,7 +41,7 @@ detail::ElementRange part_of(int rank, int ranks, std::int64_t elements) {
 
 constexpr std::int64_t table_elements = 100003;
 
-/// The arrays of a run on rank `rank` of `ranks`, and the memory they lie in.
+/// The arrays of a run on rank `rank` of `ranks`, with their memory.
 struct OwnState {
   std::vector<double> mean, table;
   std::vector<std::int64_t> random;
@@ -65,7 +66,7 @@ TEST_F(Saving, ArraysOfAllRanksAreGivenToAnyNumberOfThem) {
     on_ranks(run_on(n, stage), [&](Engine& engine, Runtime& runtime) {
       OwnState own(runtime.rank(), n);
       engine.save(folder, {.arrays = own.arrays});
-      for (double& value : own.table) value = -1;  // an asynchronous save has its copy
+      for (double& value : own.table) value = -1;  // an asynchronous save has its own copy
       for (double& value : own.mean) value = -1;
       engine.finish_saving();
     });
@@ -137,7 +138,7 @@ TEST_F(Saving, ArraysThatDoNotFitTogetherAreRefusedOnAllRanks) {
       change(runtime.rank(), own.arrays);
       const std::string text =
           message_of<InvalidArgument>([&] { engine.save(path("run"), {.arrays = own.arrays}); });
-      engine.begin_evaluation();  // the engine goes on
+      engine.begin_evaluation();  // the engine still works
       engine.end_evaluation();
       const std::lock_guard lock(mutex);
       texts[static_cast<std::size_t>(runtime.rank())] = text;
@@ -196,7 +197,7 @@ TEST_F(Saving, WhatACheckpointDoesNotHoldOfArraysIsNamed) {
                 HasSubstr("is fp64, asked for as fp32"));
     EXPECT_THAT(text({{"mean", view_of(memory), 292}}),
                 HasSubstr("has 301 elements, asked for are 10 from 292 on"));
-    // One rank's fault is an error of all.
+    // An error of one rank is an error on all.
     EXPECT_THAT(text(runtime.rank() == 1 ? std::vector<ArrayTarget>{{"none", view_of(memory)}}
                                          : std::vector<ArrayTarget>{}),
                 HasSubstr("rank 1: checkpoint "));

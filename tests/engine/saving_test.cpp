@@ -1,4 +1,4 @@
-// Law 4: saved by any number of ranks at any stage, loaded by any other: the same bits.
+// Law 4: a checkpoint saved by any number of ranks at any stage is loaded by any other with the same bits.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr std::int64_t global_batch = 24;  // of every number of ranks here
+constexpr std::int64_t global_batch = 24;  // divisible by every number of ranks here
 
 OddRun setup(int ranks, int stage, DataType dtype) {
   OddRun run;
@@ -30,7 +30,7 @@ OddRun setup(int ranks, int stage, DataType dtype) {
   run.stage = stage;
   run.dtype = dtype;
   run.samples_per_micro_batch = global_batch / ranks;
-  run.policy = ReductionPolicy::micro_batch;  // the same arithmetic in every stage
+  run.policy = ReductionPolicy::micro_batch;  // gives the same arithmetic in every stage
   return run;
 }
 
@@ -40,7 +40,7 @@ struct Outcome {
   LoadResult loaded;
 };
 
-/// Loads (unless `from` is empty), trains up to step `last`, saves (unless `to` is empty).
+/// Loads (unless `from` is empty), trains up to step `last`, and saves (unless `to` is empty).
 Outcome train(const OddRun& run, const std::string& from, std::int64_t last, const std::string& to,
               const LoadOptions& how = {}) {
   Outcome outcome;
@@ -71,7 +71,7 @@ TEST_F(Saving, AnyNumberOfRanksAndStageGoOnFromAnyOther) {
   for (const int n : {1, 2, 3, 4, 8}) {
     for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
       if (dtype == DataType::bfloat16 && n != 2 && n != 3)
-        continue;  // a second weight copy more, to be brief
+        continue;  // only another copy of the weights, left out to save time
       const int stage = n % 4;
       const std::string folder = path(std::to_string(n) + std::string(name_of(dtype)));
       const Outcome saved = train(setup(n, stage, dtype), {}, 3, folder);
@@ -92,7 +92,7 @@ TEST_F(Saving, AnyNumberOfRanksAndStageGoOnFromAnyOther) {
           if (n == m) {
             EXPECT_EQ(resumed.losses[s], whole.losses[3 + s]) << what << " step " << 4 + s;
           } else {
-            // bf16 rounds the gradients of other micro-batches, so only fp32 is held to the law's bound.
+            // bf16 rounds the gradients of other micro-batches, so only fp32 has the law's bound.
             const double bound = dtype == DataType::float32 ? 1e-5 : 1e-2;
             EXPECT_NEAR(resumed.losses[s], whole.losses[3 + s], bound * whole.losses[3 + s]) << what;
           }
@@ -123,7 +123,7 @@ TEST_F(Saving, TheNewestOfAFolderIsTakenAndOldOnesGo) {
   EXPECT_EQ(train(run, path("step-00000003"), 3, {}).loaded.step, 3);
 }
 
-/// A rotten byte, which only reading finds.
+/// Damages a byte, which only reading reveals.
 void damage(const std::string& file_path) {
   std::fstream file(file_path, std::ios::in | std::ios::out | std::ios::binary);
   file.seekg(0, std::ios::end);
@@ -148,7 +148,7 @@ TEST_F(Saving, ADamagedNewestOneIsPassedOverWhenAskedTo) {
     EXPECT_THAT(loaded.notes,
                 ::testing::Contains(AllOf(HasSubstr("passed over: "), HasSubstr("step-00000005"),
                                           HasSubstr("shard-00001-of-00002.h5"))));
-    // One that is named is wanted, and no other.
+    // A checkpoint that is named must be used, and no other.
     EXPECT_THAT(
         message_of<CheckpointError>([&] { engine.load(path("step-00000005"), {.pass_over_damaged = true}); }),
         HasSubstr("shard-00001-of-00002.h5"));
@@ -174,7 +174,7 @@ TEST_F(Saving, ARunRemovesAndReplacesOnlyWhatItAndItsAncestorsWrote) {
   };
   using ::testing::UnorderedElementsAre;
   const SaveOptions one{.keep_last = 1, .wait = true};
-  on_ranks(run, [&](Engine& engine, Runtime& runtime) {  // a run that has nothing to do with them
+  on_ranks(run, [&](Engine& engine, Runtime& runtime) {  // an unrelated run
     step_to(engine, runtime, 2);
     EXPECT_THAT(message_of<CheckpointError>([&] { engine.save(path(), one); }),
                 HasSubstr("step-00000002 is of another run, from which this one does not go on"));
@@ -186,11 +186,11 @@ TEST_F(Saving, ARunRemovesAndReplacesOnlyWhatItAndItsAncestorsWrote) {
     (void)engine.load(path("step-00000002"));
     step_to(engine, runtime, 4);
     engine.save(path(), one);
-    step_to(engine, runtime, 5);  // which proves that its weights are good
+    step_to(engine, runtime, 5);  // proves that its weights are sound
     engine.finish_saving();
   });
   EXPECT_THAT(checkpoints(), UnorderedElementsAre("step-00000003", "step-00000004"));
-  on_ranks(run, [&](Engine& engine, Runtime& runtime) {  // which only takes weights
+  on_ranks(run, [&](Engine& engine, Runtime& runtime) {  // loads only the weights
     (void)engine.load(path("step-00000004"), {.weights_only = true});
     step_to(engine, runtime, 1);
     engine.save(path(), one);
@@ -250,7 +250,7 @@ TEST_F(Saving, OlderCheckpointsStayUntilTheNewestIsProven) {
     EXPECT_THAT(named.notes, ::testing::Contains(HasSubstr("may be ruined")));
     EXPECT_TRUE(engine.in_doubt());
     EXPECT_EQ(engine.skipped_at_end(), 1);
-    // Steps from loaded weights prove nothing of what was saved before the load.
+    // Steps from loaded weights do not prove that the state saved before the load is sound.
     for (const bool weights_only : {false, true}) {
       (void)engine.load(path("step-00000002"), {});
       EXPECT_FALSE(step("prime.c").applied);
@@ -261,7 +261,7 @@ TEST_F(Saving, OlderCheckpointsStayUntilTheNewestIsProven) {
       engine.finish_saving();
       expect({3, 2}, "other weights were trained");
     }
-    // Neither do steps and losses of weights that the program wrote, such as an average of them.
+    // Nor do steps and losses with weights that the program wrote, such as an average.
     (void)engine.load(path("step-00000002"), {});
     EXPECT_TRUE(step().applied);
     engine.save(path(), one);
@@ -278,7 +278,7 @@ TEST_F(Saving, OlderCheckpointsStayUntilTheNewestIsProven) {
     engine.finish_saving();
     expect({3, 2}, "weights were written in between");
     engine.save(path(), {.keep_last = 1});
-    engine.write_weight("prime.d", kept);  // while it is being written
+    engine.write_weight("prime.d", kept);  // while the save is being written
     EXPECT_TRUE(step().applied);
     engine.finish_saving();
     expect({4, 3}, "the newest is not proven, and the one before it is older and sound");
@@ -374,7 +374,7 @@ TEST_F(Saving, WhatDoesNotFitIsRefusedOnAllRanksAndChangesNothing) {
   EXPECT_THAT(refusal(other, path()), HasSubstr("holds tensor prime.c, which this model does not have"));
   EXPECT_THAT(refusal(momentum, path()), HasSubstr("optimizer SGD needs momentum_buffer of tensor tied.a"));
   EXPECT_THAT(refusal(run, path("nowhere")), HasSubstr("nowhere"));
-  // One flipped byte of what rank 1 reads.
+  // Flips a bit in a byte that rank 1 reads.
   damage(path("step-00000001/shard-00001-of-00002.h5"));
   on_ranks(run, [&](Engine& engine, Runtime&) {
     EXPECT_THAT(message_of<CheckpointError>([&] { engine.load(path()); }),
@@ -382,7 +382,7 @@ TEST_F(Saving, WhatDoesNotFitIsRefusedOnAllRanksAndChangesNothing) {
     EXPECT_THAT(message_of<CheckpointError>([&] { engine.load(path(), {.pass_over_damaged = true}); }),
                 AllOf(HasSubstr("there is no complete checkpoint in"), HasSubstr("passed over: "),
                       HasSubstr("shard-00001-of-00002.h5")));
-    // Part of the weights may be new: nobody trains on that or saves it by mistake.
+    // Some of the weights may be new, so that training and saving are refused.
     EXPECT_THAT(message_of<LogicError>([&] { engine.begin_micro_batch(); }), HasSubstr("failed half-way"));
     EXPECT_THAT(message_of<LogicError>([&] { engine.save(path("half")); }), HasSubstr("failed half-way"));
   });

@@ -1,4 +1,4 @@
-// Notes at the start about settings that cost overlap or memory.
+// Notes at the start about settings that reduce overlap or need more memory.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// The table of the start of rank 0 of two in stage 3, bf16, on the meta device.
+/// The table at the start of rank 0 of two in stage 3, bf16, on the meta device.
 std::string start(const std::function<void(Config&)>& change, int ranks = 2) {
   OddRun run;
   run.ranks = ranks;
@@ -34,7 +34,7 @@ TEST(StartNotes, NothingIsSaidOfWhatCostsNothing) {
   EXPECT_THAT(text, AllOf(Not(HasSubstr("is prefetched")), Not(HasSubstr("stage3_max_live_parameters")),
                           Not(HasSubstr("bucket_size")), Not(HasSubstr("tranche.device_memory"))));
   EXPECT_THAT(start([](Config& c) { c.prefetch_elements = 0; }), Not(HasSubstr("bucket_size")));
-  // One rank keeps everything, other stages gather once a step.
+  // One rank keeps everything; other stages gather once a step.
   const auto all = [](Config& c) {
     c.overlap = false;
     c.max_live_elements = 0;
@@ -53,7 +53,7 @@ TEST(StartNotes, GathersThatAreWaitedFor) {
 }
 
 TEST(StartNotes, MemoryThatTwoUnitsNeed) {
-  // The largest neighbours: prime with 1536 elements, and tied before it or tiny behind it with 512.
+  // The largest neighbours: prime with 1536 elements, and tied before it or tiny after it with 512.
   EXPECT_THAT(
       start([](Config& c) { c.max_live_elements = 2047; }),
       HasSubstr("zero_optimization.stage3_max_live_parameters 2047 is less than the 2048 elements of the "

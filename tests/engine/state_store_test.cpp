@@ -1,4 +1,4 @@
-// The state of a rank: where elements lie at every stage and tier, and two stores over different groups.
+// The state of a rank: the places of elements at every stage and tier, and two stores over different groups.
 #include "engine/state_store.h"
 
 #include <gmock/gmock.h>
@@ -47,11 +47,12 @@ TEST(ShardSlice, APartOfStateInBlocksBeginsWithOne) {
             "element 100 of block8 is within a block");
 }
 
-// Stage 3 keeps a buffer whole whose tensors are all small, as long as the bound on all of them has room.
+// Stage 3 keeps a buffer whole if all its tensors are small, as long as the limit for all such buffers allows
+// it.
 TEST(StateStore, KeepsSmallBuffersWhole) {
   run_thread_ranks(2, [&](int, const CommunicatorFactory& factory) {
     const std::unique_ptr<Communicator> group = factory({});
-    // Tensors of 5617 and 7 elements in `a`, of 1009 in `b`, of 13 in `b frozen`.
+    // Tensors have 5617 and 7 elements in `a`, 1009 in `b`, 13 in `b frozen`.
     const auto whole = [&](int stage, std::int64_t largest, std::int64_t in_all) {
       Config config = plain_config(stage);
       config.persistent_tensor_elements = largest;
@@ -83,15 +84,15 @@ TEST(StateStore, KeepsSmallBuffersWhole) {
   });
 }
 
-/// Stages and tiers under which state is written and read back.
+/// Stages and tiers at which state is written and read back.
 struct Kept {
   int stage;
   OffloadTier optimizer, parameters;
 };
 class StateStoreTiers : public ::testing::TestWithParam<Kept> {};
 
-// Values written through slices are read again through slices, whichever range is asked for, and become the
-// weights that are read.
+// Values written through slices are read back through slices for any range, and become the weights that are
+// read.
 TEST_P(StateStoreTiers, WhatIsWrittenIsRead) {
   const testing::TestFolder folder;
   Config config = plain_config(GetParam().stage);
@@ -104,7 +105,7 @@ TEST_P(StateStoreTiers, WhatIsWrittenIsRead) {
     FlatBuffer& flat = *rank.store.trainable()[1];
     const ElementRange kept = rank.store.residency().optimizer_range(flat);
     ASSERT_EQ(kept, GetParam().stage == 0 ? (ElementRange{0, flat.layout.padded_elements()}) : flat.shard());
-    // Every element's master weight is its position, its momentum the negative of it.
+    // Each element's master weight is its index, and its momentum the negated index.
     rank.store.visit(flat, kept, StateStore::Access::replace, [&](const ShardSlice& slice) {
       ASSERT_EQ(slice.master.elements(), slice.range.size());
       for (std::int64_t i = 0; i < slice.range.size(); ++i) {
@@ -150,7 +151,7 @@ INSTANTIATE_TEST_SUITE_P(StagesAndTiers, StateStoreTiers,
                                   name(info.param.parameters);
                          });
 
-// An observer sees every tile of the nvme tier before the update of a step changes it.
+// An observer sees every tile of the nvme tier before a step's update changes it.
 TEST(StateStore, AnObserverSeesTilesBeforeTheyChange) {
   struct Observer : detail::StateObserver {
     void before_update(const FlatBuffer&, const ShardSlice& slice) override {
@@ -195,8 +196,8 @@ TEST(StateStore, AnObserverSeesTilesBeforeTheyChange) {
   rank.store.observe(nullptr);
 }
 
-// Each flat buffer belongs to a group: of two stores in one process, one is sharded over all four ranks and
-// one over pairs of them; their tensors are equal, and gradients are summed over each store's own group.
+// Each flat buffer belongs to a group. One process has two stores, one sharded over all four ranks and one
+// over pairs. Their tensors are equal, and gradients are summed over each store's own group.
 TEST(StateStore, TwoStoresOverDifferentGroups) {
   run_thread_ranks(4, [](int rank_number, const CommunicatorFactory& factory) {
     const std::unique_ptr<Communicator> world = factory({});

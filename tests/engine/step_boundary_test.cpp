@@ -1,4 +1,4 @@
-// The end of a step by itself: what ranks agree on, and what an update changes.
+// The step boundary without an engine: the values on which ranks agree, and the effects of an update.
 #include "engine/step_boundary.h"
 
 #include <gmock/gmock.h>
@@ -19,7 +19,8 @@ using detail::GradientReducer;
 using detail::StepBoundary;
 using detail::StepRecord;
 
-/// One micro-batch in which every trainable gradient of rank r is r + 1, but for `poison` of rank 1's a.b.
+/// One micro-batch in which every trainable gradient of rank r is r + 1, except that of a.b on rank 1, which
+/// is `poison`.
 void reduce_all(RankState& rank, float poison = 0) {
   GradientReducer reducer(rank.store, rank.arena, rank.compute, rank.ledger, rank.scalars, nullptr);
   rank.arena.begin("train", false);
@@ -114,13 +115,13 @@ struct Outcome {
   kernels::Digest before, after;
 };
 
-/// Unit a on the first stage, unit b on the second.
+/// Unit a is on the first stage, unit b on the second.
 detail::Stages two_stages() {
   return {2, {0, 1}, {0, 1}, {{{0}, {}}, {{0}, {}}, {{1}, {}}, {{1}, {}}}, {}, {}};
 }
 
-/// A step in which rank r of a unit's group adds r + 1 to each of its gradients, on `ranks` ranks that share
-/// all units, or with `staged` on two groups of as many, of which each holds one.
+/// A step in which rank r of a unit's group adds r + 1 to each of its gradients. `ranks` ranks share all
+/// units, or with `staged` two groups of as many ranks hold one unit each.
 Outcome lamb_step(int ranks, bool staged, int stage, float poison) {
   Outcome outcome;
   Config config = plain_config(stage);
@@ -190,7 +191,7 @@ TEST(StepBoundary, OfRanksWithDifferentUnitsIsThatOfAllUnitsEverywhere) {
   }
 }
 
-// All tensors of a rank's units are frozen: it takes part in every agreement with nothing of its own.
+// All tensors of a rank's units are frozen. It takes part in every agreement without contributing anything.
 TEST(StepBoundary, TakesARankWithoutTrainableTensors) {
   run_thread_ranks(2, [](int number, const CommunicatorFactory& factory) {
     const std::unique_ptr<Communicator> all = factory({}), alone = make_self_communicator();

@@ -1,4 +1,4 @@
-// Passes, times and traffic of a step, without anything that runs one.
+// Passes, times and traffic of a step, recorded without running one.
 #include "engine/step_recorder.h"
 
 #include <gmock/gmock.h>
@@ -25,7 +25,7 @@ struct Bench {
   StepRecorder recorder;
 };
 
-// The second pass of a program is the one whose memory is packed; the passes of others do not count.
+// The memory of a program's second pass is packed; passes of other programs do not count.
 TEST(StepRecorder, TheSecondPassOfAProgramIsPacked) {
   Bench bench;
   const auto pass = [&](Program program) {

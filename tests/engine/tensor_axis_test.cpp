@@ -1,5 +1,5 @@
-// The axes `tensor` and `context`: ranks that have parts of tensors or of samples hold, train, count and save
-// what one rank does.
+// The axes `tensor` and `context`: ranks with parts of tensors or of samples hold, train, count and save what
+// one rank does.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -33,16 +33,16 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-/// All that is equal on every mesh.
+/// All results that must be equal on every mesh.
 struct Outcome {
   kernels::Digest initial, weights, state;
   std::vector<double> losses, norms;
   std::vector<std::int64_t> tokens;
-  std::map<std::string, std::vector<float>> values;  ///< weights, and a state of those that are trained
+  std::map<std::string, std::vector<float>> values;  ///< weights, and a state of the trainable tensors
   friend bool operator==(const Outcome&, const Outcome&) = default;
 };
 
-/// Loads (unless `from` is empty), trains up to step `last` and saves (unless `to` is empty).
+/// Loads (unless `from` is empty), trains up to step `last`, and saves (unless `to` is empty).
 Outcome train(const CutRun& run, std::int64_t last = 3, const std::string& from = {},
               const std::string& to = {}) {
   Outcome outcome;
@@ -131,9 +131,10 @@ TEST(TensorAxis, OtherRulesPrecisionsAndTiersHaveTheBitsOfOneRank) {
       }
     }
   };
-  compare({.optimizer = "Lamb"});  // sums over whole tensors
+  compare({.optimizer = "Lamb"});  // needs sums over whole tensors
   compare({.dtype = DataType::bfloat16});
-  compare({.dtype = DataType::bfloat16, .stochastic_rounding = true});  // keyed by the global element
+  compare(
+      {.dtype = DataType::bfloat16, .stochastic_rounding = true});  // draws are keyed by the global element
   compare({.moments = DataType::block8});
   CutRun away;
   away.offload.optimizer = OffloadTier::cpu;
@@ -144,8 +145,8 @@ CutRun muon(int ranks, const std::string& mesh, int stage = 0) {
   return {ranks, mesh, stage, "Muon"};
 }
 
-// Row and column cuts, fused and shared heads, uneven parts, and a matrix that every rank has: the owner puts
-// together what one rank has.
+// Row and column cuts, fused and shared heads, uneven parts, and a matrix that every rank has: the owner
+// assembles the matrix of one rank.
 TEST(TensorAxis, WholeMatricesHaveTheBitsOfOneRank) {
   const Outcome expected = train(muon(1, ""));
   EXPECT_NE(expected.weights, train({}).weights) << "Muon moves them otherwise";
@@ -190,8 +191,8 @@ TEST(TensorAxis, ALayoutThatLeavesTensorsWholeHasTheBitsOfOneRank) {
 TEST(TensorAxis, AShareOfTheStateOffTheDeviceHasTheBitsOfOneRank) {
   CutRun run;
   const Outcome expected = train(run);
-  // Parts of unequal sizes, and tensors that the ends of a pipeline share: ranks decide for themselves which
-  // units move, and each stage has other units than the next.
+  // With parts of unequal sizes, and tensors that both ends of a pipeline share, ranks decide separately
+  // which units move, and each stage has other units.
   for (const auto& [ranks, mesh] : {std::pair(2, "tensor=2"), std::pair(4, "tensor=4"),
                                     std::pair(2, "pipeline=2"), std::pair(4, "pipeline=2, tensor=2")}) {
     for (const auto& [ratio, stage] : {std::pair(0.2, 1), std::pair(0.5, 3), std::pair(0.8, 2)}) {
@@ -277,7 +278,7 @@ TEST(TensorAxis, WrittenTensorsAreReadBackWhole) {
   });
 }
 
-/// The noise that three steps report.
+/// The noise that is reported in three steps.
 std::vector<GradientNoise> noise_of(const CutRun& run, ReductionPolicy policy) {
   std::vector<GradientNoise> noise;
   std::mutex mutex;
@@ -303,7 +304,7 @@ std::vector<GradientNoise> noise_of(const CutRun& run, ReductionPolicy policy) {
   return noise;
 }
 
-/// Pipelines and the axis `context` refuse it.
+/// False for pipelines and the axis `context`, which refuse it.
 bool may_measure_noise(const std::string& mesh) {
   return mesh.find("pipeline") == std::string::npos && mesh.find("context") == std::string::npos;
 }
@@ -312,7 +313,7 @@ TEST(TensorAxis, TheNoiseOfGradientsHasTheBitsOfAMeshWithoutTheAxis) {
   for (const ReductionPolicy policy : {ReductionPolicy::micro_batch, ReductionPolicy::boundary}) {
     for (const auto& [ranks, mesh] : meshes) {
       if (!may_measure_noise(mesh)) continue;
-      // Micro-batches are equal however many data ranks share them out; the sums of ranks are not.
+      // Micro-batches are equal for any number of data ranks that share them; the sums of ranks are not.
       const int data_ranks = ranks / (mesh == "tensor=4" ? 4 : 2);
       if (policy == ReductionPolicy::boundary && data_ranks == 1) continue;
       CutRun without;
@@ -341,7 +342,7 @@ void expect_traffic_by_formula(const std::string& optimizer) {
     for (int stage = 0; stage <= 3; ++stage) {
       const auto measures = [&, &mesh = mesh](Config& config) {
         config.gradient_noise_scale = may_measure_noise(mesh) && stage != 1;
-        // One data rank has several gradients then.
+        // In this case one data rank has several gradients.
         const bool each = stage != 2 || mesh == "tensor=2" || mesh == "tensor=4";
         if (config.gradient_noise_scale) {
           config.reduction = each ? ReductionPolicy::micro_batch : ReductionPolicy::boundary;
@@ -374,7 +375,7 @@ TEST(TensorAxis, TrafficOfWholeMatricesIsTheFormulaOfItsAxis) {
   expect_traffic_by_formula("Muon");
 }
 
-/// Values of drawn sizes, of which neither sums nor sums of squares are exact in any order.
+/// Values of drawn magnitudes, whose sums and sums of squares are not exact in any order.
 std::vector<float> drawn_gradient(const std::string& name, std::int64_t elements) {
   const RandomKey key{.seed = std::hash<std::string>()(name)};
   std::vector<float> values;
@@ -386,7 +387,7 @@ std::vector<float> drawn_gradient(const std::string& name, std::int64_t elements
   return values;
 }
 
-/// A layout of at most eight ranks, its axes in any order.
+/// A layout of at most eight ranks with its axes in any order.
 CutRun draw_layout(std::uint64_t number) {
   const RandomKey key{97, RandomPurpose::test, 14};
   std::uint64_t counter = number * 64;
@@ -409,7 +410,7 @@ CutRun draw_layout(std::uint64_t number) {
   return run;
 }
 
-// Sliced, shared, whole, tied and frozen tensors: each element is counted once, and the sum is exact.
+// Sliced, shared, whole, tied and frozen tensors: each element must count once, and the sum must be exact.
 TEST(TensorAxis, OneNormOnDrawnLayouts) {
   const auto outcome = [](const CutRun& run, std::size_t bucket) {
     StepResult result;
@@ -459,7 +460,7 @@ TEST(TensorAxis, OneNormOnDrawnLayouts) {
   }
 }
 
-/// The error of all ranks after `write` has changed weights of some of them.
+/// The error of all ranks after `write` has changed weights on some of them.
 std::string told_of_copies(const CutRun& run, const std::function<void(Engine&, Runtime&)>& write) {
   std::vector<std::string> told(static_cast<std::size_t>(run.ranks));
   on_cut_ranks(run, [&](Engine& engine, Runtime& runtime) {
@@ -472,7 +473,7 @@ std::string told_of_copies(const CutRun& run, const std::function<void(Engine&, 
 }
 
 TEST(TensorAxis, TheRankWhoseCopyDiffersIsNamed) {
-  // Each rank writes values of its own, which all should have alike.
+  // Each rank writes different values, although all must hold the same.
   const auto writes = [](const char* tensor, int first) {
     return [tensor, first](Engine& engine, Runtime& runtime) {
       std::vector<float> values = engine.read_weight(tensor);
@@ -484,7 +485,7 @@ TEST(TensorAxis, TheRankWhoseCopyDiffersIsNamed) {
     EXPECT_THAT(told_of_copies({2, "tensor=2", stage}, writes("norm", 1)),
                 HasSubstr("replicas differ: rank 1 holds other weights than rank 0"))
         << stage;
-    // Two heads of keys and values on four ranks: the second is that of ranks 2 and 3.
+    // Two heads of keys and values on four ranks: ranks 2 and 3 share the second.
     EXPECT_THAT(told_of_copies({4, "tensor=4", stage}, writes("key", 3)),
                 HasSubstr("replicas differ: rank 3 holds other weights than rank 2"))
         << stage;
@@ -492,7 +493,7 @@ TEST(TensorAxis, TheRankWhoseCopyDiffersIsNamed) {
                 HasSubstr("replicas differ: rank 7 (replicate 1, tensor 3) holds other weights than rank "))
         << stage;
   }
-  // Slices that one rank has differ by intent.
+  // Slices of different ranks differ as they should.
   on_cut_ranks({4, "tensor=4"}, [&](Engine& engine, Runtime&) { (void)engine.weights_digest(); });
 }
 
@@ -760,7 +761,7 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
   const auto with = [&](const std::function<void(Config&)>& adjust) {
     return text_of({2, "tensor=2"}, adjust);
   };
-  // Ranks of tensor see the same samples, so that one data rank has as many gradients as one rank.
+  // Ranks of tensor have the same samples, so one data rank has as many gradients as one rank.
   EXPECT_THAT(
       with([](Config& c) {
         c.gradient_noise_scale = true;
@@ -772,14 +773,6 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
   EXPECT_THAT(text_of({4, "pipeline=2, tensor=2"}, [](Config& c) { c.gradient_noise_scale = true; }),
               HasSubstr("tranche.gradient_noise_scale: not with tranche.mesh \"pipeline=2, tensor=2\": a "
                         "stage has a part of each gradient alone; leave it out"));
-  EXPECT_THAT(
-      with([](Config& c) {
-        c.tensor_sums = TensorSums::chain;
-        c.layout["inner"] = "whole";
-      }),
-      HasSubstr("tranche.tensor_sums: chain with tranche.layout: layers whose inner is whole on every rank "
-                "add their gradients up over rows, not in chains; write rank_order, or leave inner out of "
-                "the layout"));
   EXPECT_THAT(with([](Config& c) { c.tensor_sums = TensorSums::chain; }),
               HasSubstr("tranche.tensor_sums: chain: the model does not compute in chains "
                         "(ModelSpec::chain_sums); write rank_order"));

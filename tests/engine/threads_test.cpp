@@ -1,4 +1,4 @@
-// Calls of a rank may come from any thread, one at a time: an autograd library's backward, say.
+// Calls of a rank may come from any thread, one at a time, for example from an autograd library's backward.
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,8 @@ TEST(EngineThreads, AnyThreadMayCallAsLongAsItIsOneAtATime) {
         if (!threads) return what();
         std::thread(what).join();
       };
-      for (std::int64_t step = 0; step < 4; ++step) {  // recorded, watched and packed
+      // The first pass records the order of units, the second prefetches, and the others use packed memory.
+      for (std::int64_t step = 0; step < 4; ++step) {
         for (std::int64_t m = 0; m < 2; ++m) {
           call([&] { odd_micro_batch(engine, ((step * 2 + m) * 2 + runtime.rank()) * 3, 3); });
         }

@@ -1,10 +1,12 @@
 /// throwing_rank WHERE CAUGHT [RANKS]: a stage 3 run in which rank 1 throws in its second step.
 ///   WHERE   forward: while it holds a unit; backward: while it holds a unit and its gradients; between:
 ///           between two micro-batches; evaluation: while it holds a unit
-///   CAUGHT  inside the engine's lifetime, outside of it (the runtime lives), both, or nowhere: outside the
-///           runtime too, by nobody who tells the peers
-///   RANKS   threads of this process; else ranks are those of mpirun
-/// Says when rank 1 threw, in seconds of the host's monotonic clock, and with which status each rank ends.
+///   CAUGHT  inside the engine's lifetime; outside of it (while the runtime exists); both; or nowhere:
+///   outside the
+///           runtime as well, by code that does not inform the peers
+///   RANKS   thread ranks of this process; without it, the ranks of mpirun
+/// Prints the time of rank 1's exception in seconds of the host's monotonic clock, and the status with which
+/// each rank ends.
 
 #include <cstdio>
 #include <cstdlib>
@@ -108,7 +110,7 @@ int run_rank_and_say(const CommunicatorFactory& factory, int ranks, const Way& w
     } else {
       status = run_rank(runtime, way);
     }
-    // Before the first process has ended, and the launcher ends the others.
+    // Printed before the first process ends, because the launcher then ends the others.
     say_end(rank, status);
   } catch (const std::exception& error) {
     status = 1;

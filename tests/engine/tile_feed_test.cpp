@@ -1,4 +1,5 @@
-// The hand-over of tiles: each is used before its giver goes on, and nobody waits for what does not come.
+// The hand-over of tiles: each is used before the giver continues, and nothing waits for tiles that never
+// come.
 
 #include "engine/tile_feed.h"
 
@@ -24,7 +25,7 @@ TileFeed::Tile tile(std::int64_t begin, std::byte* memory = nullptr) {
 
 TEST(TileFeed, AGiverGoesOnOnceItsTileWasUsed) {
   TileFeed feed;
-  std::byte memory{1};  // changed as soon as a giver goes on
+  std::byte memory{1};  // changed as soon as a giver continues
   std::thread giver([&] {
     for (int i = 1; i <= 200; ++i) {
       memory = static_cast<std::byte>(i);
@@ -72,8 +73,8 @@ TEST(TileFeed, NobodyWaitsForTilesThatDoNotCome) {
       "ended");
   canceller.join();
   EXPECT_FALSE(feed.wanted());
-  feed.hand_over(tile(0));  // at once
-  feed.finish();            // too late
+  feed.hand_over(tile(0));  // returns at once
+  feed.finish();            // after the end
   EXPECT_THROW((void)feed.take([](const TileFeed::Tile&) {}), CheckpointError);
 }
 

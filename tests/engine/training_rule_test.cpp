@@ -1,4 +1,4 @@
-// A program's own parts of the training rule: a schedule of its own, a rate set between steps.
+// A program's own parts of the training rule: a schedule, and a rate set between steps.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -89,7 +89,7 @@ TEST(OwnSchedule, HasTheBitsOfTheSameOneFromTheConfiguration) {
 
 TEST(OwnSchedule, ReplacesOneThatCouldNotBeMade) {
   Config config = odd_config({});
-  config.schedule.type = "WarmupDecayLR";  // which must know where the run ends
+  config.schedule.type = "WarmupDecayLR";  // this schedule must know the last step
   Runtime runtime(RuntimeOptions::from(config), make_self_communicator);
   EXPECT_THAT(message_of<ConfigurationError>([&] { Engine engine(runtime, odd_model(), config); }),
               HasSubstr("must know where the run ends"));

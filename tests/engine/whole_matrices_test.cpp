@@ -1,5 +1,5 @@
-// Muon in an engine: each matrix once, on one rank, wherever its state lies; what optimizer_rules_test.cpp
-// asks of every rule it asks of Muon too.
+// Muon in an engine: each matrix is updated once, on one rank, on every tier. optimizer_rules_test.cpp
+// applies its tests to Muon as well.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -85,7 +85,7 @@ TEST(WholeMatrices, ArePlannedByAMetaRankWithItsTraffic) {
   }
 }
 
-/// Muon that counts the tensors that it is given whole.
+/// A Muon that counts the tensors that it receives whole.
 class Counting : public Optimizer {
  public:
   explicit Counting(std::atomic<int>& count) : muon_(make_rule_optimizer("Muon", {})), count_(count) {}
@@ -118,7 +118,7 @@ class Counting : public Optimizer {
   std::atomic<int>& count_;
 };
 
-// In skipped steps none, though the same messages go round; the state stays as it is.
+// Skipped steps update none, although the same messages are sent; the state does not change.
 TEST(WholeMatrices, AreComputedOnceAStepThatIsApplied) {
   for (const int accumulation : {1, 4}) {
     for (const int ranks : {1, 3}) {
@@ -154,7 +154,8 @@ TEST(WholeMatrices, AreComputedOnceAStepThatIsApplied) {
   }
 }
 
-// One step from zero momentum, by hand in fp64: u is (1 - mu^2) g, its factor does not depend on that number.
+// One step from zero momentum, computed in fp64: u is (1 - mu^2) g, and its orthogonal factor does not depend
+// on that scale.
 TEST(WholeMatrices, MoveWeightsAlongTheOrthogonalFactorOfTheMeanGradient) {
   for (int stage = 0; stage <= 3; ++stage) {
     OddRun run = muon(3, stage, DataType::float32);
@@ -234,7 +235,7 @@ TEST(WholeMatrices, AreRefusedWhereTheyCannotBe) {
             "(TensorSpec::matrices), so that all of it is AdamW's; name AdamW, or tag the matrices");
 }
 
-// The stage between the ends, which does not hold the tensor, refuses with the same text.
+// The stage in the middle, which does not hold the tensor, refuses with the same text.
 TEST(WholeMatrices, ThatStagesShareAreRefusedOverReplicasByAllRanks) {
   ModelSpec model;
   const auto unit = [](const char* name, int uses) {
@@ -257,7 +258,7 @@ TEST(WholeMatrices, ThatStagesShareAreRefusedOverReplicasByAllRanks) {
   run_thread_ranks(ranks, [&](int rank, const CommunicatorFactory& factory) {
     Config config = odd_config(run);
     config.pipeline_cuts = PipelineCuts::equal;
-    config.train_batch_size = 0;  // of two data ranks
+    config.train_batch_size = 0;  // for two data ranks
     Runtime runtime(RuntimeOptions::from(config), factory);
     try {
       const Engine engine(runtime, model, config);
@@ -270,7 +271,7 @@ TEST(WholeMatrices, ThatStagesShareAreRefusedOverReplicasByAllRanks) {
                                       "leave it out"));
 }
 
-// As with adapters alone: nothing of AdamW's is on the disk beside the matrices.
+// The disk has no AdamW state beside the matrices, as with adapters alone.
 TEST(WholeMatrices, MayBeAllThatIsTrained) {
   for (const int ranks : {1, 3}) {
     std::optional<kernels::Digest> digest;
@@ -298,7 +299,7 @@ TEST(WholeMatrices, MayBeAllThatIsTrained) {
 
 class WholeMatricesSaving : public Saving {};
 
-// A save that is under way while the next step updates has the state as it was at the call.
+// A background save contains the state at its call, although the next step updates it.
 TEST_F(WholeMatricesSaving, KeepsTheStateOfTheCallInEveryTier) {
   for (const int ranks : {1, 3}) {
     for (const OffloadTier tier : {OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme}) {

@@ -1,4 +1,4 @@
-// One result for every number of ranks: tranche.world_size_invariant.
+// The same result for every number of ranks: tranche.world_size_invariant.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-/// Twelve micro-batches a step, some a sample short. What ranks without samples compute is infinite.
+/// Twelve micro-batches a step, some one sample short. Ranks without samples compute infinities.
 OddRun invariant(int ranks, DataType dtype) {
   OddRun run;
   run.ranks = ranks;
@@ -41,7 +41,7 @@ TEST_P(InvariantBits, EveryNumberOfRanksHasTheBitsOfOne) {
   for (const int ranks : {1, 2, 3, 4, 5, 6, 8}) {
     for (int stage = 0; stage <= 3; ++stage) {
       for (int which = 0; which < settings_without_effect; ++which) {
-        // Each setting meets every number of ranks and every stage.
+        // Each setting is combined with every number of ranks and every stage.
         if ((which + stage + ranks) % 4 != 0 || !swept(point++, 5)) continue;
         OddRun run = invariant(ranks, GetParam());
         run.stage = stage;
@@ -100,7 +100,7 @@ TEST(WorldSizeInvariant, TakesTheMemoryOfMicroBatchReductionAndIsPlanned) {
       EXPECT_EQ(result.wire_elements[0], of_micro_batches.wire_elements[0])
           << "rank 0 has samples in every round: " << run.to_string();
       if (ranks < 5 || stage == 3) continue;
-      // Of the three rounds on five ranks the last has samples for two: the others only gather.
+      // On five ranks the last of three rounds has samples for two ranks; the others only gather.
       EXPECT_EQ(result.wire_elements[4] * 4, of_micro_batches.wire_elements[4] * 3) << run.to_string();
     }
   }
@@ -129,7 +129,7 @@ TEST(WorldSizeInvariant, GradientsReadInAStepAreThoseOfOneRank) {
 
 using InvariantSaving = Saving;
 
-/// The step that follows, of the samples that the run has not seen yet.
+/// The next step, with samples that the run has not used yet.
 StepResult next_step(Engine& engine, Runtime& runtime) {
   const std::int64_t first = engine.samples(), size = engine.config().micro_batch_size;
   for (std::int64_t m = 0; m < engine.config().accumulation_steps; ++m) {
@@ -195,7 +195,7 @@ TEST(WorldSizeInvariant, WhatIsRefused) {
                 HasSubstr("set_batch() with tranche.world_size_invariant, where train_batch_size and "
                           "train_micro_batch_size_per_gpu stay as they are"));
   });
-  // Only CPUs on which oneDNN never multiplies bf16 need not be told how many threads there are.
+  // The number of threads is not required only on CPUs on which oneDNN never computes bf16 GEMMs.
   const bool asks = !kernels::matmul_path(DeviceKind::cpu, DataType::bfloat16).starts_with("widened");
   const auto start = [](DataType dtype) {
     return message_of<ConfigurationError>([&] {

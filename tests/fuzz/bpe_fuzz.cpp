@@ -1,4 +1,4 @@
-// Tokenizer files, and texts as their tokens.
+// Tokenizer files, and texts encoded with them.
 
 #include <nlohmann/json.hpp>
 
@@ -12,7 +12,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// A character of two bytes in UTF-8, or of one.
+/// A character of one or two bytes in UTF-8.
 std::string utf8(unsigned character) {
   if (character < 128) return {static_cast<char>(character)};
   return {static_cast<char>(0xc0 | character >> 6), static_cast<char>(0x80 | (character & 0x3f))};
@@ -33,7 +33,7 @@ Json small_vocabulary() {
 
 constexpr const char* small_merges = "#version: 0.2\nh e\nl l\nhe ll\nhell o\no o\n";
 
-/// `exact`: the text comes back as it was.
+/// `exact`: decoding must return the original text.
 void use(const training::Tokenizer& tokenizer, std::string_view text, bool exact) {
   const std::vector<std::int32_t> tokens = tokenizer.encode(text);
   const std::string decoded = tokenizer.decode(tokens);
@@ -43,7 +43,7 @@ void use(const training::Tokenizer& tokenizer, std::string_view text, bool exact
   }
 }
 
-/// vocab.json, merges.txt, a text.
+/// The input is vocab.json, merges.txt and a text.
 void read_bpe(std::string_view input) {
   const auto parts = split(input, 3);
   use(*training::read_vocabulary_and_merges(parts[0], parts[1], "folder"), parts[2], true);
@@ -53,7 +53,7 @@ std::vector<std::string> bpe_seeds() {
   return {join({small_vocabulary().dump(), small_merges, "hello, world's cool"})};
 }
 
-/// merges.txt, a text.
+/// The input is merges.txt and a text.
 void read_merges(std::string_view input) {
   static const std::string vocabulary = small_vocabulary().dump();
   const auto parts = split(input, 2);
@@ -66,7 +66,7 @@ std::vector<std::string> merges_seeds() {
 }
 
 /// The input is the rest of a tokenizer.json, without vocabulary and merges, and a text. The vocabulary is
-/// put in: it is most of the bytes, and read as that of `bpe` is.
+/// inserted here; it would be most of the bytes, and is read like that of `bpe`.
 void read_tokenizer(std::string_view input) {
   static const Json bytes = small_vocabulary();
   static const Json characters = [] {
@@ -87,7 +87,7 @@ void read_tokenizer(std::string_view input) {
       document["model"].contains("vocab") && document["model"]["vocab"].is_string()) {
     document["model"]["vocab"] = document["model"]["vocab"] == "bytes" ? bytes : characters;
   }
-  // An input that is no JSON, or not UTF-8, is given as it is.
+  // An input that is not JSON, or not UTF-8, is used unchanged.
   const bool plain = document.is_discarded() || !document.is_object() || !document.contains("model");
   const std::string text =
       plain ? std::string(parts[0]) : document.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -133,8 +133,8 @@ std::vector<std::string> tokenizer_seeds() {
           join({llama2, "hello <s> world\u4e2d"}), join({mistral, " hello world"})};
 }
 
-/// tokenizer_config.json, special_tokens_map.json, added_tokens.json, config.json, which of the vocabularies,
-/// a text. Empty files are not there.
+/// The input is tokenizer_config.json, special_tokens_map.json, added_tokens.json, config.json, the choice of
+/// vocabulary, and a text. Empty files do not exist.
 void read_tokenizer_folder(std::string_view input) {
   static const std::string model = training::test::SmallModel().bytes();
   static const std::string vocabulary = small_vocabulary().dump();
@@ -195,8 +195,8 @@ std::vector<std::string> tokenizer_folder_seeds() {
             R"({"model_type":"mistral"})", "model", "hello \u2581<unk>[INST]"})};
 }
 
-/// A text, and a SentencePiece model, by our own reader alone: Debian's library, which other classes use, is
-/// not under test.
+/// The input is a text and a SentencePiece model, read by our own reader. Debian's library, which other
+/// classes use, is not tested.
 void read_sentencepiece_input(std::string_view input) {
   const auto parts = split(input, 2);
   training::TokenizerFiles files;

@@ -1,4 +1,4 @@
-// Chat templates, and conversations that they write.
+// Chat templates, and the conversations that they format.
 
 #include <nlohmann/json.hpp>
 
@@ -9,7 +9,7 @@ namespace tranche::fuzz {
 
 namespace {
 
-/// A template, and a conversation as a JSON line.
+/// The input is a template, and a conversation as a JSON line.
 void read_chat_template(std::string_view input) {
   constexpr const char* plain = R"({"messages": [{"role": "user", "content": " Hi "},
       {"role": "assistant", "content": "Yes"}, {"role": "user", "content": "No", "n": [1, 2.5, {"k": null}]}]})";

@@ -42,7 +42,7 @@ std::vector<std::string> config_seeds() {
   return seeds;
 }
 
-/// --nvme-path, --config, and --set as often as there are parts.
+/// The input is --nvme-path, --config, and any number of --set.
 void read_set(std::string_view input) {
   const std::vector<std::string_view> parts = split(input, 6);
   tools::Options options;

@@ -1,4 +1,4 @@
-// The kind of a data file, by its first bytes.
+// Detects the kind of a data file from its first bytes.
 
 #include "tests/fuzz/fuzz_target.h"
 #include "training/file_content.h"
@@ -7,7 +7,7 @@ namespace tranche::fuzz {
 
 namespace {
 
-/// A name, and the bytes of the file.
+/// The input is a name and the bytes of the file.
 void read_content(std::string_view input) {
   const auto parts = split(input, 2);
   const auto bytes = static_cast<std::int64_t>(parts[1].size());

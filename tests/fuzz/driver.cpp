@@ -1,4 +1,4 @@
-// Runs a target where there is no libFuzzer: replays inputs, or damages seeds at random for a while.
+// Runs a target without libFuzzer: replays inputs, or mutates seeds at random for some time.
 
 #include <fcntl.h>
 #include <getopt.h>
@@ -63,7 +63,7 @@ Arguments parse(int argc, char** argv) {
   return arguments;
 }
 
-/// The input that is being read, in a file: it is there whatever ends the process.
+/// The current input, stored in a file so that it remains if the process ends.
 class Witness {
  public:
   explicit Witness(std::string path)
@@ -87,7 +87,7 @@ class Witness {
   int file_;
 };
 
-/// Reads seeds and damaged seeds until all is done or the process dies; the alarm's signal ends it too.
+/// Reads seeds and mutated seeds until the end or until the process dies, also by the alarm's signal.
 void attack(const Target& target, const Arguments& arguments, const Witness& witness) {
   const std::vector<std::string> seeds = target.seeds();
   const auto begin = std::chrono::steady_clock::now();
@@ -116,7 +116,7 @@ void attack(const Target& target, const Arguments& arguments, const Witness& wit
               static_cast<double>(executions) / seconds, static_cast<long long>(accepted));
 }
 
-/// attack() in a process of its own. Returns the exit status.
+/// Runs attack() in a child process. Returns the exit status.
 int supervise(const Target& target, const Arguments& arguments) {
   const std::string program = std::filesystem::absolute("fuzz_" + std::string(target.name)).string();
   const Witness witness(program + "." + std::to_string(::getpid()) + ".input");

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""driver_test.py FOLDER TARGET...: each kind of planted mistake is found, its input kept, and the printed line repeats it.
+"""driver_test.py FOLDER TARGET...: each kind of planted mistake must be found, its input kept, and the printed line must repeat it.
 
-FOLDER holds the programs fuzz_TARGET of the build.
+FOLDER contains the programs fuzz_TARGET of the build.
 """
 import os
 import pathlib
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 
-# The mistake, and what is said of it.
+# The mistake, and the text that reports it.
 PLANTED = {
     "exception": "foreign exception: .*out_of_range.*: of a container",
     "status": "foreign exception: exit status 1: of the caller",
@@ -20,8 +20,8 @@ PLANTED = {
 }
 
 
-# Seconds after which a mistake counts as a hang. Only the planted hang has few: on a loaded machine a sanitizer may take
-# longer than a second to print what it found.
+# The seconds after which a mistake counts as a hang. The limit is short only for the planted hang; on a busy machine a sanitizer may take
+# longer than a second to print its report.
 def limit_of(planted):
     return "1" if planted == "hang" else "120"
 

@@ -1,4 +1,4 @@
-// A run's folder as it may come from elsewhere, under the commands that look into one.
+// An untrusted run folder, and the commands that read such folders.
 
 #include <unistd.h>
 
@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 constexpr std::size_t most_parts = 16;
 constexpr std::int64_t largest_file = 1 << 20;
 
-/// In memory where the system has such a folder; of this process, and removed with it.
+/// A folder of this process, removed with it; in memory if the system has such a folder.
 class WorkFolder {
  public:
   WorkFolder()
@@ -49,7 +49,7 @@ bool is_plain(std::string_view name) {
          name.find("..") == std::string_view::npos && name.find('\0') == std::string_view::npos;
 }
 
-/// Fails where a folder has the name already, which is as good.
+/// Writes a file. Failing because a folder with this name exists is not an error.
 void write(const fs::path& path, const MemoryFiles::Content& content) {
   if (content.bytes > largest_file) return;
   std::error_code ignored;
@@ -61,8 +61,8 @@ void write(const fs::path& path, const MemoryFiles::Content& content) {
   fs::resize_file(path, static_cast<std::uintmax_t>(content.bytes), ignored);
 }
 
-/// Names and contents in turn. A manifest that can be read has its other files beside it; the first line of
-/// one, which holds the digest, is written here.
+/// The input alternates names and contents. A valid manifest gets its other files, and its first line with
+/// the digest is written here.
 void fill(const fs::path& folder, std::string_view input) {
   const std::vector<std::string_view> parts = split(input, most_parts);
   for (std::size_t i = 0; i + 1 < parts.size(); i += 2) {
@@ -75,7 +75,7 @@ void fill(const fs::path& folder, std::string_view input) {
         for (const auto& [name, content] : zero_checkpoint(manifest_from_text(text, "")))
           write(path.parent_path() / name, content);
         continue;
-      } catch (const CheckpointError&) {  // stays as it is
+      } catch (const CheckpointError&) {  // stays unchanged
       }
     }
     write(path, {static_cast<std::int64_t>(text.size()), {{0, text}}});
@@ -98,7 +98,7 @@ void read_folder(std::string_view input) {
     options.json = json;
     tools::checkpoint_list(options, output);
   }
-  // A holder on another node would be watched for 30 s.
+  // A holder on another node would be observed for 30 s.
   RunLease::take(folder, {0.002, 0.004, {}}).require_held();
   for (const bool json : {false, true}) {
     options.json = json;

@@ -9,8 +9,8 @@
 #include <stdexcept>
 #include <typeinfo>
 
-/// Read by AddressSanitizer at the start. A small file must not ask for much memory, so one large request is
-/// an error there, as it is for libFuzzer with -malloc_limit_mb.
+/// AddressSanitizer reads this at its start. A small file must not cause a large allocation, so one is an
+/// error, as for libFuzzer with -malloc_limit_mb.
 extern "C" const char* __asan_default_options();
 extern "C" const char* __asan_default_options() {
   return "max_allocation_size_mb=512:allocator_may_return_null=0";

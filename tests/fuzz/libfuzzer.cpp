@@ -1,4 +1,4 @@
-// The functions that libFuzzer calls; its own main runs the target whose name the program has.
+// The functions that libFuzzer calls; its main runs the target named like the program.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +13,7 @@
 namespace tranche::fuzz {
 namespace {
 
-/// libFuzzer hands nothing from LLVMFuzzerInitialize to LLVMFuzzerTestOneInput.
+/// A static variable, because libFuzzer passes nothing from LLVMFuzzerInitialize to LLVMFuzzerTestOneInput.
 Target& chosen() {
   static Target target;
   return target;

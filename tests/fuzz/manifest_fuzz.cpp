@@ -1,5 +1,5 @@
-// A checkpoint's manifest behind its digest, and all that the program does with one before it asks for
-// values.
+// The text of a checkpoint's manifest after its digest, and everything that the program does with it before
+// it reads values.
 
 #include <algorithm>
 #include <fstream>
@@ -22,11 +22,12 @@ namespace {
 
 using namespace checkpoint;
 
-/// The most that is read of anything: a sample, so that an execution is short.
+/// Limits of reading: a sample is enough and keeps an execution short.
 constexpr std::int64_t most_elements = 64, most_verified_bytes = 1 << 20;
 constexpr std::size_t most_tensors = 16;
 
-/// A reader's staging memory, kept from one to the next: taking 32 MiB anew would cost more than all else.
+/// The staging memory of readers, kept between executions, because allocating 32 MiB each time would
+/// dominate.
 class KeptMemory : public MemoryResource {
  public:
   Tier tier() const override { return Tier::host; }
@@ -65,7 +66,7 @@ void read_values(Reader& reader) {
 void read_manifest(std::string_view input) {
   const Manifest manifest = manifest_from_text(with_digest(input), "manifest.json");
   Manifest again = manifest_from_text(to_text(manifest), "again");
-  again.version = manifest.version;  // the newest is written
+  again.version = manifest.version;  // the newest version is written
   again.minor = manifest.minor;
   require(again == manifest, "a manifest changes when it is written");
   (void)tools::format_time(manifest.created);
@@ -85,7 +86,7 @@ void read_manifest(std::string_view input) {
 }
 
 std::vector<std::string> manifest_seeds() {
-  std::ifstream first(TRANCHE_FIRST_MANIFEST);  // of the first version
+  std::ifstream first(TRANCHE_FIRST_MANIFEST);  // a manifest of the first version
   const std::string text{std::istreambuf_iterator<char>(first), {}};
   return {without_digest(to_text(sample_manifest(1))), without_digest(to_text(sample_manifest(3))),
           without_digest(to_text(sample_manifest(1, true))), without_digest(text)};

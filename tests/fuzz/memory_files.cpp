@@ -25,7 +25,7 @@ class MemoryFile : public File {
 
   std::int64_t size() const override { return content_.bytes; }
   void read(std::int64_t offset, void* memory, std::int64_t bytes) override {
-    // As the system's files do: a place before the first byte is the caller's mistake.
+    // A negative offset is the caller's error, as with files of the system.
     if (offset < 0 || bytes < 0) throw InvalidArgument("reading at a negative place of '" + path() + "'");
     if (bytes > content_.bytes || offset > content_.bytes - bytes) {
       throw IoError("reading of '" + path() + "' failed: the file ends before", 0);

@@ -1,4 +1,4 @@
-// Files beside the weights of a model: the configuration of PEFT's adapters, and settings of generation.
+// Files beside a model's weights: the configuration of PEFT adapters, and generation settings.
 
 #include <algorithm>
 
@@ -20,7 +20,7 @@ void read_adapter_config(std::string_view input) {
   for (const char* module : {"model.layers.1.self_attn.q_proj", "transformer.h.0.mlp.c_fc", "lm_head"}) {
     try {
       (void)named.has(module, true);
-    } catch (const InvalidArgument&) {  // a pattern that cannot be followed
+    } catch (const InvalidArgument&) {  // an unsupported pattern
     }
   }
 }

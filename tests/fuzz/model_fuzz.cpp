@@ -1,4 +1,4 @@
-// The files that --model names: a config.json of GPT-2 or of the Llama family, or a list of units.
+// The files that --model accepts: a config.json of GPT-2 or of the Llama family, or a list of units.
 
 #include "partition/flat_layout.h"
 #include "tests/fuzz/fuzz_target.h"
@@ -10,7 +10,7 @@ namespace tranche::fuzz {
 
 namespace {
 
-/// The largest model of which an execution lists the tensors.
+/// The largest model whose tensors an execution lists.
 constexpr std::int64_t most_layers = 16;
 
 void read_gpt_config(std::string_view input) {

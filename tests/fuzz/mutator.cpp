@@ -62,12 +62,12 @@ void Mutator::change(std::string& text) {
     case 3:
       text.erase(at, 1 + below(below(2) == 0 ? 4 : text.size()));
       break;
-    case 4: {  // a block once more, elsewhere
+    case 4: {  // repeats a block at another place
       const std::string block = text.substr(at, 1 + below(64));
       text.insert(below(text.size() + 1), block);
       break;
     }
-    case 5: {  // goes on as another seed does
+    case 5: {  // continues with another seed
       const std::string& other = seeds_[below(seeds_.size())];
       text = text.substr(0, at) + other.substr(below(other.size() + 1));
       break;
@@ -75,14 +75,14 @@ void Mutator::change(std::string& text) {
     case 6:
       text.insert(at, words_[below(words_.size())]);
       break;
-    case 7: {  // one quoted word for another
+    case 7: {  // replaces one quoted word by another
       const std::size_t begin = text.find('"', at), end = text.find('"', begin + 1);
       if (begin != std::string::npos && end != std::string::npos) {
         text.replace(begin, end + 1 - begin, words_[below(words_.size())]);
       }
       break;
     }
-    case 8:  // deeper than anybody writes
+    case 8:  // deeper than any real file
       text.insert(at, std::string(1 + below(300), "[{\"("[below(4)]));
       break;
     default:

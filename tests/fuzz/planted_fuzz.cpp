@@ -1,4 +1,4 @@
-// No reader: one with mistakes on purpose, which driver_test.py has the driver find.
+// A target with intentional mistakes, which driver_test.py lets the driver find.
 
 #include <unistd.h>
 

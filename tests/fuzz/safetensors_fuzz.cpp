@@ -17,7 +17,7 @@ using nlohmann::ordered_json;
 
 constexpr std::int64_t most_elements_read = 64, most_data = 1 << 24;
 
-/// A header with the length in front that it has, and what follows it.
+/// A header, preceded by its length, and the data after it.
 std::string safetensors_file(std::string_view header, std::string_view data = {}) {
   std::string text;
   for (int byte = 0; byte < 8; ++byte) text += static_cast<char>(header.size() >> (8 * byte) & 255);
@@ -38,7 +38,7 @@ std::string header_of(const std::vector<std::pair<std::string, std::vector<std::
   return header.dump();
 }
 
-/// The bytes of data that a header claims, as far as it can be read and they are not too many.
+/// The bytes of data that a header claims, if it can be read and the number is not too large.
 std::int64_t claimed(std::string_view header) {
   std::int64_t most = 0;
   const auto json = nlohmann::json::parse(header, nullptr, false);
@@ -68,7 +68,8 @@ void read_tensors(const checkpoint::SafetensorsFolder& folder) {
   (void)folder.config();
 }
 
-/// A header and data, whose length is written here; or, in one part, the bytes of a file.
+/// The input is a header and data, whose length is inserted here; or, if it has one part, the bytes of a
+/// file.
 void read_safetensors(std::string_view input) {
   MemoryFiles files;
   const auto parts = split(input, 2);
@@ -83,7 +84,7 @@ std::vector<std::string> safetensors_seeds() {
   return {join({header, data}), safetensors_file(header, data), join({half, std::string(8, '\2')})};
 }
 
-/// An index beside two files that are as they should be.
+/// The input is an index; the two files beside it are valid.
 void read_index(std::string_view input) {
   MemoryFiles files;
   files.add("hf/model.safetensors.index.json", input);
@@ -99,7 +100,7 @@ std::vector<std::string> index_seeds() {
       R"({"weight_map": {"a": "one.safetensors", "b": "one.safetensors"}})"};
 }
 
-/// config.json and a header; as many zeros behind it as it claims.
+/// The input is config.json and a header; the header is followed by as many zeros as it claims.
 void read_hugging_face(std::string_view input) {
   MemoryFiles files;
   const auto parts = split(input, 2);

@@ -1,4 +1,4 @@
-// Schedules of pipelines as text, and the checker behind the reader.
+// Pipeline schedules as text, and the checker that follows the reader.
 
 #include "pipeline/schedule/check.h"
 #include "pipeline/schedule/generators.h"

@@ -1,4 +1,4 @@
-// Files of tokens in each of their formats.
+// Token files in each of their formats.
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -20,7 +20,7 @@ using training::TokenFile;
 constexpr std::array formats{DataFormat::automatic, DataFormat::text,   DataFormat::llmc,
                              DataFormat::nanogpt,   DataFormat::uint32, DataFormat::safetensors};
 
-/// A file without a name that goes away with this.
+/// A nameless file that disappears with this object.
 class NamelessFile {
  public:
   explicit NamelessFile(std::string_view text) : file_(::memfd_create("tokens", MFD_CLOEXEC)) {

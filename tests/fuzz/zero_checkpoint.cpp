@@ -19,7 +19,7 @@ namespace {
 constexpr std::string_view first_line = "{\"manifest_digest\": \"0123456789abcdef\",\n";
 constexpr std::int64_t most_leaves = 512;
 
-/// The leaf digests of so many zero bytes from a block's beginning on.
+/// The leaf digests of `bytes` zero bytes, from the beginning of a block.
 std::vector<std::uint64_t> zero_leaves(std::int64_t bytes) {
   static const std::array<std::byte, leaf_bytes> zeros{};
   static const std::uint64_t whole = digest_of(zeros);
@@ -55,7 +55,8 @@ std::vector<std::pair<std::string, MemoryFiles::Content>> zero_checkpoint(Manife
   files.push_back({manifest.master.name, {manifest.master.bytes}});
   for (ShardRecord& shard : manifest.shards) {
     make_zero(shard.file);
-    // A table of leaves block by block: only a block's last leaf may be short, so a few blocks are enough.
+    // The table of leaves is filled block by block; only a block's last leaf may be short, so a few blocks
+    // are enough.
     const std::vector<std::uint64_t> leaves =
         zero_leaves(std::min(shard.file.digested_bytes, most_leaves * leaf_bytes));
     std::string table(leaves.size() * 8, '\0');
@@ -69,8 +70,8 @@ std::vector<std::pair<std::string, MemoryFiles::Content>> zero_checkpoint(Manife
 
 namespace {
 
-/// Of each tensor's first dimension two ranks hold every other index, those of trainable tensors in blocks
-/// too.
+/// Two ranks hold alternate indices of each tensor's first dimension, also of the blocks of trainable
+/// tensors.
 Layout boxed(Layout layout) {
   layout.world = 2;
   layout.mesh = {{"tensor", 2}};

@@ -32,14 +32,14 @@ import standard  # noqa: E402
 
 
 def outside(tree, name):
-    """The headers of other libraries that a header of ours includes in front of everything else, directly or not."""
+    """The headers of other libraries that a header of ours includes, directly or not, before everything else."""
     lead = ("lead",)
     files = [name, *tree.below(name, lead)]
     return {path for one in files for path in tree.headers[one].included(False, lead)} - set(standard.TABLE)
 
 
 class Unit:
-    """Headers that are compiled in one run."""
+    """Headers that are compiled in one compiler run."""
 
     def __init__(self):
         self.headers, self.seen = [], set()
@@ -49,12 +49,12 @@ class Unit:
         self.seen |= {name} | tree.below(name)
 
     def takes(self, tree, name):
-        """Whether a header would compile here no better than alone."""
+        """True if a header would compile no better here than alone."""
         if name in self.seen:
             return False  # it would not be read again
         header, below = tree.headers[name], [tree.headers[path] for path in tree.below(name)]
         lead = tree.below(name, ("lead",))
-        # A class that it knows by name alone may be defined by another; a macro or an operator may matter to what it includes.
+        # A class that is only declared here may be defined by another header; a macro or an operator may affect an included header.
         named = header.mentioned.union(header.forward, *(one.forward for one in below))
         unknown = header.mentioned.difference(*(one.forward | one.names for one in map(tree.headers.get, lead)))
         spaces = header.spaces.union(*(one.spaces for one in below))
@@ -65,7 +65,7 @@ class Unit:
 
 
 def units_of(tree):
-    """Few units that hold all headers that are to be checked."""
+    """A small number of units that contain all headers to check."""
     units = []
     for name in sorted(tree.checked, key=lambda name: (len(tree.below(name)), name)):
         unit = next((unit for unit in units if unit.takes(tree, name)), None)
@@ -86,7 +86,7 @@ def digest(*parts):
 
 
 class Compiler:
-    """Compiles as a source of the build is compiled, behind the standard library."""
+    """Compiles like a source of the build, after the standard library."""
 
     def __init__(self, folder, commands):
         source = folder / "flags.cpp"
@@ -104,7 +104,7 @@ class Compiler:
         return done.returncode == 0, done.stdout
 
     def precompile(self, headers, proved):
-        """Compiles these headers of the standard library, unless `proved` has what came of it."""
+        """Compiles these headers of the standard library, unless `proved` has the result."""
         text = "".join(f"#include <{name}>\n" for name in sorted(headers))
         path = self.folder / "standard.h"
         self.digest = digest(self.version, *self.command, text)
@@ -121,10 +121,10 @@ class Compiler:
         self.macros = set(proved["macros"])
 
     def compile(self, name, headers):
-        """(whether they compile behind each other, what the compiler said)"""
+        """Returns (whether they compile one after the other, the compiler's output)."""
         unit = self.folder / f"{name}.cpp"
         unit.write_text(included_twice(headers), encoding="utf-8")
-        # Not -fsyntax-only, which does not warn of functions that are never used. An output at /dev/null would be the same.
+        # -fsyntax-only is not used, because it does not warn about unused functions. An output at /dev/null would have the same effect.
         compiles, said = self.run("-include", self.folder / "standard.h", "-S", "-o", unit.with_suffix(".s"), unit)
         for made in [unit, unit.with_suffix(".s")] if compiles else []:
             made.unlink()
@@ -132,7 +132,7 @@ class Compiler:
 
 
 class Check:
-    """Compiles units, and finds the headers for which one does not compile."""
+    """Compiles units, and finds the headers of a unit that does not compile."""
 
     def __init__(self, tree, compiler):
         self.tree, self.compiler, self.failed = tree, compiler, {}
@@ -144,19 +144,20 @@ class Check:
         return header in self.failed or bool(self.failed.keys() & self.tree.below(header))
 
     def prove(self, number, unit):
-        """Whether all headers of a unit compile alone."""
+        """Returns True if all headers of a unit compile alone."""
         name, left = f"unit_{number:02}", [header for header in unit.headers if not self.explained(header)]
         while left:
             compiles, said = self.compiler.compile(name, left)
             if compiles and said:
-                print(said, end="")  # warnings, which scripts/test.sh takes for errors
+                print(said, end="")  # warnings, which scripts/test.sh treats as errors
             if compiles or not self.find(f"{name}_alone", left, said):
                 break
             left = [header for header in left if not self.explained(header)]
         return left == unit.headers
 
     def find(self, name, headers, said):
-        """Looks for a header that does not compile alone: first those in what the compiler said, lowest first. False if all do."""
+        """Looks for a header that does not compile alone, first among those in the compiler's output, lowest first. Returns False if all
+        compile."""
         said_of = {header for header in self.tree.checked if re.search(rf"(^|[/\s]){re.escape(header)}:\d", said, re.MULTILINE)}
         for header in sorted(said_of.union(headers), key=lambda header: (header not in said_of, len(self.tree.below(header)), header)):
             if not self.explained(header):

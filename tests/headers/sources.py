@@ -1,7 +1,7 @@
-"""Headers as text: what each includes, mentions and declares. check.py builds its units on this, standard.py its check of names.
+"""Reads headers as text: what each includes, mentions and declares. check.py builds its units with it, standard.py its check of names.
 
-Nothing here understands C++. Where the text leaves a doubt, a header is said to declare or mention more than it does: that costs
-units, never a proof.
+The text is not parsed as C++. In doubtful cases a header counts as declaring or mentioning more than it does, which costs more units but
+never a wrong proof.
 """
 import pathlib
 import re
@@ -16,7 +16,7 @@ INCLUDE = re.compile(r'#\s*include\s*([<"])([^>"]+)[>"]')
 ATTRIBUTE = re.compile(r"\[\[.*?\]\]", re.DOTALL)
 DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\\\n]|\\.|\\\n)*", re.MULTILINE)
 MACRO = re.compile(r"^[ \t]*#[ \t]*(?:define|undef)[ \t]+(\w+)", re.MULTILINE)
-WORD = re.compile(r"(?<!\w)(?<!\.)(?<!->)(?<!std::)[A-Za-z_]\w*")  # but members of an object and names of the standard library
+WORD = re.compile(r"(?<!\w)(?<!\.)(?<!->)(?<!std::)[A-Za-z_]\w*")  # without members of an object and names of the standard library
 FORWARD = re.compile(r"\b(?:class|struct|union|enum(?:\s+(?:class|struct))?)\s+(\w+)\s*(?::[\s\w:]+)?[;&*]")
 TOKEN = re.compile(r"[A-Za-z_]\w*|->|\S")
 KEYWORDS = set("""alignas alignof asm auto bool break case catch char char8_t char16_t char32_t class concept const const_cast consteval
@@ -44,12 +44,12 @@ def without_template_lists(tokens):
 
 
 def nameless(declaration):
-    """Whether a declaration, given as tokens, matters to code that does not name what it declares: an operator, for one."""
+    """True if a declaration, given as tokens, may affect code that does not name it, for example an operator."""
     return "".join(declaration).startswith("template<>") or "operator" in declaration or declaration[:2] == ["using", "namespace"]
 
 
 def names_of(declaration):
-    """The names that a declaration at namespace scope, given as tokens without what stands in braces, may declare."""
+    """The names that a declaration at namespace scope may declare. It is given as tokens without the contents of braces."""
     tokens = without_template_lists(declaration)
     found, depth = set(re.findall(r"\( \* (\w+) \)", " ".join(tokens))), 0  # a pointer to a function
     kind = next((place for place, token in enumerate(tokens) if token in ("class", "struct", "union", "enum")), None)
@@ -66,7 +66,7 @@ def names_of(declaration):
 
 
 def declared(code):
-    """(names at namespace scope, namespaces, words of declarations without a name) of a header's code."""
+    """Returns (names at namespace scope, namespaces, words of declarations without a name) of a header's code."""
     names, spaces, others, braces, statement = set(), set(), set(), [], []
     for token in [*TOKEN.findall(DIRECTIVE.sub("", code)), ";"]:
         inside = "body" in braces
@@ -94,7 +94,7 @@ def declared(code):
 
 
 class Header:
-    """One header of ours. Others are given by their paths below the root, headers of libraries as they are written."""
+    """One header of ours. Other headers of ours are given by their paths below the root, headers of libraries as they are written."""
 
     def __init__(self, root, name):
         self.name, self.text = name, (root / name).read_text(encoding="utf-8")
@@ -105,7 +105,7 @@ class Header:
         self.mentioned = set(WORD.findall(code)) - KEYWORDS
         self.forward = set(FORWARD.findall(code))
         self.includes = []  # (line, header, whether it is one of ours, kind)
-        kind, depth = "lead", 0  # lead: in front of everything else; plain: not within #if; sometimes: within it
+        kind, depth = "lead", 0  # lead: before everything else; plain: not within #if; sometimes: within #if
         for number, line in enumerate(COMMENT.sub(lambda found: "\n" * found[0].count("\n"), self.text).splitlines()):
             include = INCLUDE.match(line.strip())
             if include:
@@ -133,10 +133,10 @@ class Tree:
                 left += self.headers[name].included(ours=True)
 
     def below(self, name, kinds=("lead", "plain", "sometimes")):
-        """The headers of ours that a header includes, directly or not, by includes of these kinds."""
+        """The headers of ours that a header includes by includes of these kinds, directly or not."""
         key = name, kinds
         if key not in self.known:
-            self.known[key] = set()  # headers do not include each other in a circle; if they did, this ends it
+            self.known[key] = set()  # ends the recursion if headers include each other in a circle
             direct = self.headers[name].included(True, kinds)
             self.known[key] = set(direct).union(*(self.below(path, kinds) for path in direct))
         return self.known[key]

@@ -1,12 +1,12 @@
-"""Names of the standard library that a header uses without including what declares them.
+"""Finds names of the standard library that a header uses without including their declaration.
 
-check.py compiles our headers behind those of the standard library, so the compiler does not miss one that is forgotten. This does,
-and asks for more than the compiler did: for the header that the standard names, not one that happens to include it here.
+check.py compiles our headers after those of the standard library, so the compiler does not notice a missing include. This script does, and
+it is stricter than the compiler: it requires the header that the standard names, rather than one that happens to include it here.
 """
 import re
 
-# The names that each header declares. A name may be in several: each of them will do. One that is missing is an error, so that
-# none goes unchecked: add it here. Of a nested name (chrono::seconds) the first part counts.
+# The names that each header declares. If a name is in several headers, each of them is accepted. A name that is not in the table is an
+# error, so that none is left unchecked: add it here. The first part of a nested name counts (chrono::seconds).
 TABLE = {
     "algorithm": """adjacent_find all_of any_of binary_search clamp copy copy_backward copy_if copy_n count count_if equal equal_range
         fill fill_n find find_end find_first_of find_if find_if_not for_each for_each_n generate generate_n includes inplace_merge
@@ -175,7 +175,7 @@ INCLUDED = {
         unordered_set utility valarray vector""",
     "ios": "iostream", "istream": "iostream", "iterator": "ranges", "ostream": "iostream", "streambuf": "iostream", "string": "bitset",
 }
-# Code that needs a header without naming anything of it.
+# Code that needs a header without naming anything from it.
 SYNTAX = [
     (re.compile(r"<=>"), "compare"), (re.compile(r"\btypeid\b"), "typeinfo"), (re.compile(r"\bnew\s*\((?!std::nothrow|std::align)"), "new"),
     (re.compile(r"\bfor\s*\([^;()]*:\s*\{"), "initializer_list"), (re.compile(r"\bco_(?:await|return|yield)\b"), "coroutine"),
@@ -183,7 +183,7 @@ SYNTAX = [
 OF_C = [header for header in TABLE if header[0] == "c" and header[1:] in """assert errno fenv float inttypes limits math signal stdarg
     stddef stdint stdio stdlib string time wchar""".split()]
 
-HOMES = {}  # the headers of each name, the one to name first
+HOMES = {}  # the headers of each name, the preferred one first
 for _header in ["utility", "functional", "iterator", *TABLE]:
     for _name in TABLE[_header].split():
         HOMES.setdefault(_name, []).append(_header)
@@ -191,7 +191,7 @@ for _header, _others in INCLUDED.items():
     for _name in TABLE[_header].split():
         HOMES.setdefault(_name, []).extend(_others.split())
 OF_C_NAMES = {name for header in OF_C for name in TABLE[header].split()}
-# Names of C that are theirs alone wherever they stand: types and macros.
+# Names of C that are unambiguous wherever they occur: types and macros.
 PLAIN = {name for name in OF_C_NAMES if re.search(r"_t$|^[A-Z]", name)} | set("assert errno stderr stdin stdout offsetof va_list".split())
 QUALIFIED = re.compile(r"\bstd\s*::\s*(\w+)(\s*[&*])?")
 GLOBAL = re.compile(r"(?<![\w>:])\s*::\s*([A-Za-z_]\w*)")
@@ -201,8 +201,8 @@ FUNCTION = re.compile(r"[\w>&*]\s+[&*]*(\w+)\(")
 
 
 def uses(line, macros, ours):
-    """(name, headers that declare it) of what a line of code uses; no headers of a name that is in no row. macros: those of the
-    standard library's headers; ours: functions that headers of ours declare."""
+    """Returns (name, headers that declare it) for the names that a line of code uses; no headers for a name without a row. macros: those of
+    the standard library's headers; ours: functions that our headers declare."""
     for pattern, header in SYNTAX:
         if pattern.search(line):
             yield pattern.search(line)[0].strip(), [header, *INCLUDED.get(header, "").split()]
@@ -221,14 +221,14 @@ def uses(line, macros, ours):
 
 
 def of_cpp(header):
-    """The name of a header of C in C++: cstdint of stdint.h."""
+    """The C++ name of a C header: cstdint for stdint.h."""
     name = f"c{header[:-2]}"
     return name if header.endswith(".h") and name in OF_C else header
 
 
 def complaints(tree, macros):
-    """A line for each name of the standard library that a header uses without an include, above it, of what declares it. macros:
-    those that the standard library's headers define."""
+    """A line for each name of the standard library that a header uses without an earlier include of its declaration. macros: those that the
+    standard library's headers define."""
     plain = "lead", "plain"
 
     def included(name):
@@ -241,7 +241,7 @@ def complaints(tree, macros):
         ours = set().union(*(functions[one] for one in near))
         theirs = macros.difference(*(tree.headers[one].macros for one in near))
         foreign = any(path not in TABLE for one in near for path in tree.headers[one].included(False))
-        hidden = {"iosfwd"} if any("<<" in line for line in header.lines) else set()  # it declares a stream, and nothing to do with it
+        hidden = {"iosfwd"} if any("<<" in line for line in header.lines) else set()  # it declares streams but none of their operations
         includes = {number: included(path) if own else {of_cpp(path)} for number, path, own, kind in header.includes if kind in plain}
         have, said = set(), set()
         for number, line in enumerate(header.lines):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of check.py: which headers may share a unit, and what is said and compiled of small trees of headers."""
+"""Tests of check.py: which headers may share a unit, and the output and compilations for small trees of headers."""
 import json
 import os
 import pathlib
@@ -13,7 +13,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import check  # noqa: E402
 import sources  # noqa: E402
 
-# Runs the compiler, and records the units that it is given.
+# Runs the compiler and records its units.
 COMPILER = """#!/bin/sh
 for last; do :; done
 case $last in
@@ -27,7 +27,7 @@ MIDDLE = '#pragma once\n/// A comment.\n#include "tranche/low.h"\n\nstruct Middl
 
 
 class Checked:
-    """A tree of headers in a folder, and what check.py does with it."""
+    """A tree of headers in a folder, and the result of check.py for it."""
 
     def __init__(self, folder, headers):
         self.root, self.build = pathlib.Path(folder) / "tree", pathlib.Path(folder) / "build"
@@ -52,7 +52,7 @@ class Checked:
             json.dumps([{"directory": str(self.build), "command": command, "file": str(source)}]), encoding="utf-8")
 
     def run(self):
-        """(status, what was printed, what was compiled: the headers of each unit)"""
+        """Returns (status, output, compiled units with their headers)."""
         self.log.write_text("", encoding="utf-8")
         done = subprocess.run([sys.executable, pathlib.Path(check.__file__), self.root, self.build, self.build / "compile_commands.json"],
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -100,7 +100,7 @@ class Compiled(unittest.TestCase):
         checked.flags("-Wall")
         status, said, _ = checked.run()
         self.assertEqual(status, 0)
-        self.assertIn("warning: ", said)  # for scripts/test.sh, where each warning is an error
+        self.assertIn("warning: ", said)  # scripts/test.sh treats each warning as an error
 
     def test_a_forgotten_include_of_the_standard_library_fails(self):
         status, said, _ = self.checked({"low.h": LOW, "a.h": "#pragma once\nstd::int32_t f();\n"}).run()
@@ -136,7 +136,7 @@ class Compiled(unittest.TestCase):
 
 
 def units(headers):
-    """The units of headers with these texts."""
+    """The units for headers with these texts."""
     with tempfile.TemporaryDirectory() as folder:
         for name, text in headers.items():
             (pathlib.Path(folder) / name).write_text(text, encoding="utf-8")
@@ -149,7 +149,7 @@ class Units(unittest.TestCase):
         self.assertEqual(units(headers), [["c.h", "b.h", "a.h"]])
 
     def apart(self, first, second, **more):
-        """Whether b.h, with the text `second`, does not stand behind a.h."""
+        """True if b.h, with the text `second`, is not placed after a.h."""
         return len([unit for unit in units({"a.h": first, "b.h": second, **more}) if {"a.h", "b.h"} & set(unit)]) == 2
 
     def test_a_header_is_behind_no_other_whose_names_it_mentions(self):

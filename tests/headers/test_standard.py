@@ -12,7 +12,7 @@ import standard  # noqa: E402
 
 
 def complaints(macros=(), **headers):
-    """What is said of headers with these texts; low="..." is low.h."""
+    """The complaints about headers with these texts; low="..." is low.h."""
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
         for name, text in headers.items():

@@ -1,4 +1,4 @@
-// The arithmetic that CPU and GPU share, run on the CPU beside the CPU's own loops.
+// The arithmetic that CPU and GPU share, run on the CPU and compared with the CPU's own loops.
 
 #include <cmath>
 

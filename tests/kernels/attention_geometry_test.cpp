@@ -1,4 +1,4 @@
-// Index arithmetic of attention on GPUs, as the kernels run it.
+// The index arithmetic of attention on GPUs, as the kernels use it.
 
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ TEST(AttentionGeometry, PlacesInATileAreApartAndFreeOfBankConflicts) {
         EXPECT_TRUE(places.insert(place).second);
       }
     }
-    // ldmatrix reads 8 rows at one chunk: 8 groups of 4 banks, all different.
+    // ldmatrix reads 8 rows of one chunk, which must be in 8 different groups of 4 banks.
     for (int row = 0; row < 64; row += 8) {
       for (int chunk = 0; chunk < head / 8; ++chunk) {
         std::set<int> banks;
@@ -41,14 +41,14 @@ TEST(AttentionGeometry, EveryVisiblePairIsInATileThatIsVisited) {
     for (int tile = 0; tile < tiles; ++tile) {
       const int first = tile * queries, seen = key_tiles_seen(first, queries, time, keys);
       const int last_query = std::min(first + queries, time) - 1;
-      EXPECT_GT(seen * keys, last_query);        // the last query's own key is in a tile
-      EXPECT_LE((seen - 1) * keys, last_query);  // and no tile is in vain
+      EXPECT_GT(seen * keys, last_query);        // a tile contains the last query's own key
+      EXPECT_LE((seen - 1) * keys, last_query);  // and no tile is unnecessary
       EXPECT_FALSE(above_diagonal(first, queries, (seen - 1) * keys));
     }
     for (int key_tile = 0; key_tile < tiles_of(time, 128); ++key_tile) {
       const int first = first_query_tile(key_tile * 128, 0, 64);
-      EXPECT_LE(first * 64, key_tile * 128);        // no query that sees the first key is left out
-      EXPECT_GT((first + 1) * 64, key_tile * 128);  // and no tile before it sees it
+      EXPECT_LE(first * 64, key_tile * 128);        // every query that sees the first key is included
+      EXPECT_GT((first + 1) * 64, key_tile * 128);  // and no query in an earlier tile sees it
     }
   }
 }

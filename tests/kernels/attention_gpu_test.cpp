@@ -1,4 +1,4 @@
-// Attention on a GPU or its emulation: the fused kernels and the path by GEMM against the fp64 reference.
+// Attention on a GPU or its emulation: compares the fused kernels and the GEMM path with the fp64 reference.
 
 #include <gmock/gmock.h>
 
@@ -27,7 +27,7 @@ struct Sizes {
 
 class AttentionGpu : public GpuTest {
  protected:
-  /// One problem: inputs as they are after rounding to the dtype, and what fp64 makes of them.
+  /// One problem: inputs with their values after rounding to the dtype, and the fp64 results.
   struct Problem {
     Sizes sizes;
     DataType dtype;
@@ -84,7 +84,7 @@ class AttentionGpu : public GpuTest {
     return made;
   }
 
-  /// The operands after the checks, for a path by its own name.
+  /// The checked operands, for a call of one path by its name.
   static cuda::AttentionCall call_of(const Problem& p, const TensorView& query_key_value,
                                      const TensorView& out, const TensorView& log_sum_exp,
                                      const TensorView& d_out, const TensorView& d_query_key_value) {
@@ -111,7 +111,7 @@ class AttentionGpu : public GpuTest {
     return call;
   }
 
-  /// Through the public kernels; or by GEMM whatever the sizes.
+  /// Runs the public kernels, or the GEMM path whatever the sizes.
   Results run(const Problem& p, bool by_gemm = false) {
     const Sizes& s = p.sizes;
     const Shape packed{s.batch, s.time, 3 * s.width()}, row{s.batch, s.time, s.width()},
@@ -142,11 +142,11 @@ class AttentionGpu : public GpuTest {
 
   static double norm_of(const std::vector<double>& x) { return std::sqrt(dot(x, x)); }
 
-  /// 16-bit results. `out` is a mean of values below 2 with weights that were rounded once (relative r),
-  /// stored with one more rounding: 2 r + r |out|, and scores of up to 4 sqrt(128) = 45 whose fp32 error,
-  /// 1e-5, is relative in the weights. Gradients pass three roundings of relative r (out in the projection,
-  /// the weight or score gradient, the store) of terms that cancel, so they are held in norm, and each one to
-  /// a share of the largest.
+  /// Checks 16-bit results. `out` is a mean of values below 2 with weights that were rounded once (relative
+  /// error r) and is stored with one more rounding: 2 r + r |out|. Scores of up to 4 sqrt(128) = 45 have an
+  /// fp32 error of 1e-5, relative in the weights. Gradients have three roundings with relative error r (out
+  /// in the projection, the weight or score gradient, the store) of terms that cancel, so the norm of the
+  /// error is checked, and each error relative to the largest value.
   static void expect_close_to(const Problem& p, const Results& got) {
     const double r = rounding_of(p.dtype);
     expect_close(got.out, p.out, 1.1 * r, 2 * r + 1e-4, "out");
@@ -168,7 +168,7 @@ class AttentionGpu : public GpuTest {
 };
 
 TEST_F(AttentionGpu, FlashAgreesWithTheReferenceInOddSizes) {
-  // Around tiles of 64 keys and 128 queries; a row of one is the smallest.
+  // Sizes near tiles of 64 keys and 128 queries; a row of one is the smallest.
   std::vector<Sizes> sizes;
   for (std::int64_t time : {1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129}) sizes.push_back({1, time, 1, 64});
   for (std::int64_t time : {1, 16, 17, 65, 129}) sizes.push_back({1, time, 1, 128});
@@ -177,7 +177,7 @@ TEST_F(AttentionGpu, FlashAgreesWithTheReferenceInOddSizes) {
   sizes.push_back({1, 200, 1, 64});
   bool narrow = false;
   for (const Sizes& s : sizes) {
-    narrow = !narrow;  // dtypes by turns: the kernels differ in the conversion only
+    narrow = !narrow;  // dtypes alternate, because the kernels differ only in the conversion
     for (DataType dtype : {narrow ? bf16 : fp16}) {
       SCOPED_TRACE(text_of(s, dtype));
       ASSERT_EQ(attention_path(DeviceKind::cuda, dtype, s.head_width, 0), "flash attention on tensor cores");
@@ -189,7 +189,7 @@ TEST_F(AttentionGpu, FlashAgreesWithTheReferenceInOddSizes) {
 
 TEST_F(AttentionGpu, FlashAgreesWithTheReferenceInLargeSizes) {
   if (!test::as_on_gpu()) GTEST_SKIP() << "for a GPU, and for test_kernels_matrix_gpu.as_on_gpu";
-  // Many tiles, some of several samples and heads: the reference takes a second for the longest.
+  // Many tiles, some with several samples and heads; the reference takes a second for the longest.
   bool narrow = false;
   int point = 0;
   for (const std::int64_t head : {64, 128}) {
@@ -252,7 +252,7 @@ TEST_F(AttentionGpu, ProductsAgreeWithTheReferenceInOddSizes) {
       ASSERT_EQ(attention_path(DeviceKind::cuda, fp32, s.head_width, dropout), "cuBLASLt GEMMs and softmax");
       const auto p = problem(s, fp32, dropout, 65);
       const Results got = run(*p);
-      // As on the CPU: scores of up to 33 carry 33 * 2^-22, relative in the weights.
+      // Scores of up to 33 have errors of 33 * 2^-22, relative in the weights, as on the CPU.
       expect_close(got.out, p->out, 2e-5, 2e-5, "out");
       expect_close(got.log_sum_exp, p->log_sum_exp, 2e-6, 2e-5, "log_sum_exp");
       expect_close(got.gradient, p->gradient, 5e-5, 1e-4, "d_query_key_value");

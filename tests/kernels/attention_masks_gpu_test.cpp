@@ -29,7 +29,7 @@ constexpr std::string_view flash = "flash attention on tensor cores";
 
 class AttentionMasksGpu : public GpuTest {
  protected:
-  /// Of the sweep's points an emulation takes one in three, which still have every mask and every group.
+  /// The emulation runs one in three of the sweep's points, which still include every mask and every group.
   static int stride() { return test::as_on_gpu() ? 1 : 3; }
 
   struct Outcome {
@@ -38,11 +38,11 @@ class AttentionMasksGpu : public GpuTest {
   };
 
   enum class Through : std::uint8_t { public_kernels, choice, products };
-  /// Below the public kernels any size of workspace will do: by the choice of a path, or by GEMM.
+  /// Below the public kernels any workspace size is possible: the path is chosen, or it is by GEMM.
   Outcome run(const AttentionProblem& p, Through through = Through::public_kernels) {
     return run(p, through, 0, p.sizes.time);
   }
-  /// The queries of `count` tokens from `first` on alone.
+  /// Only the queries of `count` tokens from `first` on.
   Outcome run(const AttentionProblem& p, Through through, std::int64_t first, std::int64_t count) {
     const AttentionSizes& s = p.sizes;
     AttentionSizes of_queries = s;
@@ -101,8 +101,8 @@ class AttentionMasksGpu : public GpuTest {
         {out.bytes(), log_sum_exp.bytes(), gradients[0].bytes(), gradients[1].bytes(), gradients[2].bytes()}};
   }
 
-  /// The results of all queries, in parts that end at these tokens; what the parts give the gradients of keys
-  /// and values is added up.
+  /// The results of all queries, computed in parts that end at these tokens; the parts' gradients of keys and
+  /// values are added up.
   AttentionResults in_parts(const AttentionProblem& p, Through through,
                             const std::vector<std::int64_t>& ends) {
     const AttentionSizes& s = p.sizes;
@@ -156,7 +156,7 @@ TEST_F(AttentionMasksGpu, FlashAgreesWithTheReferenceForEveryGroupAndMask) {
 }
 
 TEST_F(AttentionMasksGpu, FlashAgreesWithTheReferenceOverManyTiles) {
-  // Around tiles of 64 and 128: beginnings within tiles and at their edges.
+  // Sizes near tiles of 64 and 128, with documents that begin within tiles and at their edges.
   const AttentionSizes sizes[] = {
       {.time = 330, .heads = 1, .head_width = 64, .window = 1},
       {.time = 270, .heads = 2, .key_value_heads = 1, .head_width = 64, .window = 65},
@@ -211,7 +211,7 @@ TEST_F(AttentionMasksGpu, PartsOfTheQueriesAreThoseOfAll) {
   for (const AttentionSizes& s : sizes) {
     SCOPED_TRACE(s.text());
     const AttentionProblem p(s, bf16, 101);
-    // A part within a tile, one that ends at a tile's edge, and one of a query alone.
+    // A part within a tile, one that ends at a tile's edge, and one of a single query.
     p.expect_close_to(p.expected(), in_parts(p, Through::public_kernels,
                                              {s.time / 7, 64 * (s.time / 128) + 32, s.time - 1, s.time}));
   }
@@ -241,7 +241,8 @@ TEST_F(AttentionMasksGpu, ProductsTakeScoresInPartsThatFitTheWorkspace) {
            .documents = {9, 20},
            .dropout = 0.2f},
        }) {
-    // The least; rows of one head; the scores of one head, and of two, beside the sums of a key's gradients.
+    // The smallest; rows of one head; the scores of one head and of two, beside the sums of a key's
+    // gradients.
     const std::int64_t sums = 2 * 37 * 20 * 4, head = 2 * 37 * 40 * 4;
     for (const std::int64_t bytes : {cuda::attention_workspace_bytes(20, 37), 2 * 15 * 40 * std::int64_t{4},
                                      head + sums, 2 * head + sums}) {
@@ -273,14 +274,14 @@ TEST_F(AttentionMasksGpu, FlashTakesWholeGroupsAndProductsTakeWhatIsLarger) {
   const auto whole = run(p).bytes;
   const std::int64_t head = cuda::flash_scratch_bytes(20);
   lend_workspace(5 * head);
-  EXPECT_EQ(run(p, Through::choice).bytes, whole);  // one group of three after the other
+  EXPECT_EQ(run(p, Through::choice).bytes, whole);  // one group of three after another
   lend_workspace(2 * head);
   const Outcome got = run(p, Through::choice);
   EXPECT_NE(got.bytes, whole);
   p.expect_close_to(p.expected(), got.values);
 }
 
-// A product with a masked NaN would be NaN: so no product with tiles out of sight is computed.
+// A product with a masked NaN would be NaN, so this shows that no product with hidden tiles is computed.
 TEST_F(AttentionMasksGpu, FlashSkipsTilesThatNoQuerySees) {
   for (const bool by_window : {true, false}) {
     AttentionSizes sizes{.time = 330, .heads = 2, .key_value_heads = 1, .head_width = 64};
@@ -291,7 +292,7 @@ TEST_F(AttentionMasksGpu, FlashSkipsTilesThatNoQuerySees) {
     }
     AttentionProblem p(sizes, bf16, 101);
     const AttentionResults wanted = run(p).values;
-    // Queries from 256 on see keys from 224 on, of the tile that starts at 192.
+    // Queries from 256 on see keys from 224 on, which are in the tile that starts at 192.
     for (std::size_t part = 0; part < 3; ++part) {
       const std::int64_t width = sizes.rows(part)[2], hidden = by_window ? 192 : 256;
       std::vector<double> values = p.parts[part].values();

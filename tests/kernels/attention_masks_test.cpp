@@ -74,7 +74,7 @@ TEST(AttentionMasks, AgreeWithTheReferenceForEveryDtypeGroupAndMask) {
 
 TEST(AttentionMasks, AgreeWithTheReferenceOverManyTiles) {
   Machine machine(2);
-  // Around tiles of 256 keys and 64 queries: beginnings within tiles and at their edges.
+  // Sizes near tiles of 256 keys and 64 queries, with documents that begin within tiles and at their edges.
   const AttentionSizes sizes[] = {
       {.time = 330, .heads = 2, .head_width = 8, .window = 1},
       {.time = 330, .heads = 2, .key_value_heads = 1, .head_width = 32, .window = 65},
@@ -113,16 +113,16 @@ TEST(AttentionMasks, BitsDependNeitherOnThreadsNorOnWorkspace) {
       AttentionProblem p(s, dtype, 92);
       const auto first = run(p, one).bytes();
       EXPECT_EQ(first, run(p, two).bytes());
-      // A task for each tile, as there are more threads than heads of keys.
+      // There is a task for each tile, because there are more threads than heads of keys.
       EXPECT_EQ(first, run(p, five).bytes());
-      // The same, as the gradients of all queries do not fit.
+      // The same, because the gradients of all queries do not fit.
       EXPECT_EQ(first, run(p, least).bytes());
     }
   }
 }
 
-// The queries of some tokens, with the keys of all: their results are those of all queries, and what the
-// parts give the gradients of keys and values is their sum.
+// The queries of some tokens with the keys of all. Their results are those of all queries, and the parts'
+// gradients of keys and values add up to the whole.
 TEST(AttentionMasks, PartsOfTheQueriesAreThoseOfAll) {
   const AttentionSizes sizes[] = {
       {.batch = 2, .time = 640, .heads = 2, .key_value_heads = 1, .head_width = 32, .dropout = 0.2f},
@@ -135,11 +135,11 @@ TEST(AttentionMasks, PartsOfTheQueriesAreThoseOfAll) {
        .window = 40,
        .documents = {64, 1, 150}}};
   for (const AttentionSizes& s : sizes) {
-    for (const int threads : {1, 5}) {  // a pass over keys, and a task for each tile
+    for (const int threads : {1, 5}) {  // one pass over keys, and a task for each tile
       Machine machine(threads);
       for (DataType dtype : floating_dtypes) {
         SCOPED_TRACE(s.text() + " " + std::string(name_of(dtype)));
-        // If a row's bits do not depend on the number of rows, the parts have the whole's bits.
+        // If a row's bits do not depend on the number of rows, the parts have the bits of the whole.
         const bool bits = cpu::attention_runs_in_bf16(dtype, s.head_width) ||
                           matmul_sum_order(DeviceKind::cpu, fp32).ascending;
         const double rounding = dtype == fp32 ? 1e-6 : rounding_of(dtype);
@@ -156,7 +156,7 @@ TEST(AttentionMasks, PartsOfTheQueriesAreThoseOfAll) {
         Outcome whole = run(p, machine);
         const AttentionOptions all = p.options(p.document_begin.view());
         std::array<std::vector<double>, 2> sums;
-        // A tile's edge, a place within a tile, and a part of one query.
+        // A tile's edge, a position within a tile, and a part of one query.
         const std::int64_t ends[] = {64, s.time / 2 + 5, s.time - 1, s.time};
         std::int64_t first = 0;
         for (const std::int64_t end : ends) {
@@ -261,8 +261,8 @@ TEST(AttentionMasks, AMaskThatHidesNothingAndWiderRowsChangeNoBit) {
   }
 }
 
-// To 1e-6 of the largest, not bit by bit: where a document begins within a tile decides which keys are summed
-// in one product.
+// The tolerance is 1e-6 of the largest value: the position of a document's beginning within a tile determines
+// which keys are summed in one product, so bits differ.
 TEST(AttentionMasks, PackedDocumentsAreEachDocumentAlone) {
   Machine machine(2);
   for (const std::int64_t window : {0, 20}) {
@@ -305,7 +305,7 @@ TEST(AttentionMasks, PackedDocumentsAreEachDocumentAlone) {
   }
 }
 
-// A product with a masked NaN would be NaN: so no product with tiles out of sight is computed.
+// A product with a masked NaN would be NaN, so this shows that no product with hidden tiles is computed.
 TEST(AttentionMasks, TilesThatNoQuerySeesAreSkipped) {
   Machine machine(1);
   for (DataType dtype : {fp32, bf16}) {
@@ -319,7 +319,7 @@ TEST(AttentionMasks, TilesThatNoQuerySeesAreSkipped) {
       SCOPED_TRACE(sizes.text());
       AttentionProblem p(sizes, dtype, 95);
       const Outcome wanted = run(p, machine);
-      // Queries from 704 on see keys from 672 on, which is a multiple of the step at which tiles are cut.
+      // Queries from 704 on see keys from 672 on, a multiple of the step at which tiles are cut.
       for (std::size_t part = 0; part < 3; ++part) {
         const std::int64_t width = sizes.rows(part)[2], hidden = by_window ? 672 : 704;
         std::vector<double> values = p.parts[part].values();

@@ -80,7 +80,7 @@ struct AttentionProblem {
   AttentionSizes sizes;
   DataType dtype;
   std::vector<std::int64_t> samples;
-  std::vector<HostTensor> parts;  ///< query, key, value, as they are after rounding to the dtype
+  std::vector<HostTensor> parts;  ///< query, key, value, with the values after rounding to the dtype
   HostTensor d_out, document_begin;
 
   AttentionProblem(const AttentionSizes& s, DataType type, std::uint64_t salt)

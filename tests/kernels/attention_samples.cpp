@@ -1,6 +1,6 @@
-// attention_samples FOLDER: our attention on a GPU for a few shapes in bf16, forward and backward. Inputs and
-// results go to raw files and samples.json, which scripts/gpu/peer_torch.py computes again. Exit status: 0
-// written, 1 not, 2 usage.
+// attention_samples FOLDER: runs our attention on a GPU for a few shapes in bf16, forward and backward.
+// Inputs and results are written to raw files and samples.json, and scripts/gpu/peer_torch.py computes the
+// results again. Exit status: 0 written, 1 not, 2 usage.
 #include <cstdio>
 #include <exception>
 #include <fstream>
@@ -27,7 +27,7 @@ class Writer {
  public:
   Writer(std::string folder, Device& device) : folder_(std::move(folder)), device_(device) {}
 
-  /// A tensor of random values, or of zeros; kept until the end.
+  /// A tensor of random values or of zeros, which exists until the end.
   TensorView tensor(DataType dtype, const Shape& shape, bool random) {
     const std::int64_t count = shape.elements();
     memory_.emplace_back(device_.memory(Tier::device), count * size_of(dtype), Category::other, "sample");

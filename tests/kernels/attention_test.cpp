@@ -23,7 +23,7 @@ std::string text_of(const Sizes& s) {
          std::to_string(s.width) + " heads " + std::to_string(s.heads);
 }
 
-/// Everything that one forward and backward reads and writes.
+/// All inputs and outputs of one forward and backward.
 struct Operands {
   Sizes sizes;
   std::vector<std::int64_t> samples;
@@ -67,7 +67,7 @@ struct Operands {
             .head_width = sizes.width / sizes.heads,
             .document_begin = {}};
   }
-  /// The factors of probabilities by the masks' definition, drawn one by one.
+  /// The dropout factors of probabilities by the masks' definition, drawn one by one.
   std::vector<double> keep_scale() const {
     if (options.dropout.probability == 0) return {};
     const cpu::DropoutMask mask(options.dropout);
@@ -82,7 +82,7 @@ struct Operands {
   }
 };
 
-// Around vector widths and around the tiles of 64 queries and 256 keys.
+// Sizes near vector widths and near the tiles of 64 queries and 256 keys.
 const Sizes odd_sizes[] = {{1, 1, 1, 1},    {2, 3, 6, 2},    {1, 17, 17, 1},  {3, 31, 48, 3}, {2, 64, 32, 2},
                            {1, 65, 130, 2}, {1, 257, 24, 3}, {1, 320, 16, 1}, {0, 4, 8, 2},   {2, 0, 8, 2}};
 
@@ -104,9 +104,9 @@ TEST(Attention, AgreesWithTheReferenceInOddSizes) {
                                     reference::packed<double>(gradient, sizes.width));
       operands.forward(machine);
       operands.backward(machine);
-      // Scores up to 2 * 2 * sqrt(65) = 33 carry an error of some 33 * 2^-22, and their exponentials that
-      // relative one: 1e-5. Values are below 2 / 0.7; gradients sum up to 320 terms of an average weight of 1
-      // / 160.
+      // Scores up to 2 * 2 * sqrt(65) = 33 have an error of some 33 * 2^-22, which becomes the relative error
+      // of their exponentials: 1e-5. Values are below 2 / 0.7; gradients sum up to 320 terms with an average
+      // weight of 1 / 160.
       expect_close(operands.out.values(), out, 2e-5, 2e-5, "out");
       expect_close(operands.log_sum_exp.values(), log_sum_exp, 2e-6, 2e-5, "log_sum_exp");
       expect_close(operands.d_query_key_value.values(), gradient, 5e-5, 1e-4, "d_query_key_value");
@@ -115,7 +115,7 @@ TEST(Attention, AgreesWithTheReferenceInOddSizes) {
   }
 }
 
-// For tiles in fp32, which narrow heads take on every CPU; bf16_tile_test.cpp has the others.
+// This tests fp32 tiles, which narrow heads use on every CPU; bf16_tile_test.cpp tests the others.
 TEST(Attention, SixteenBitsAreTheFp32ResultRoundedOnce) {
   Machine machine(2);
   for (DataType dtype : {DataType::bfloat16, DataType::float16}) {
@@ -157,7 +157,7 @@ TEST(Attention, BackwardAgreesWithFiniteDifferencesOfTheReference) {
                                    keep, out, log_sum_exp);
       return dot(out, d_out);
     };
-    // Differences err by 1e-9 or so; fp32 arithmetic by less than 1e-5.
+    // Finite differences have errors of about 1e-9, fp32 arithmetic of less than 1e-5.
     expect_close(operands.d_query_key_value.values(),
                  finite_differences(operands.query_key_value.values(), loss), 1e-5, 1e-5,
                  "d_query_key_value");
@@ -178,7 +178,7 @@ TEST(Attention, BitsDependNeitherOnThreadsNorOnWorkspace) {
     };
     const auto first = run(1, minimum_workspace_bytes);
     for (int threads : {2, 5}) EXPECT_EQ(first, run(threads, minimum_workspace_bytes)) << threads;
-    // With the least workspace the gradient of the queries takes a pass of its own.
+    // With the smallest workspace the gradient of the queries takes a separate pass.
     EXPECT_EQ(first, run(2, cpu::attention_workspace_bytes(16)));
   }
 }

@@ -6,7 +6,7 @@
 #include "tests/kernels/kernel_testing.h"
 #include "tranche/kernels/attention.h"
 
-// Without fast bf16 tiles nothing of this file's subject can run; the tests then hold trivially.
+// Without fast bf16 tiles nothing here can run, and the tests pass trivially.
 
 namespace tranche::kernels {
 namespace {
@@ -22,7 +22,7 @@ std::vector<bfloat16> draw(Random& random, std::int64_t count) {
   return values;
 }
 
-/// A packed right operand whose surroundings would show in any result.
+/// A packed right operand with surroundings that would change any result that uses them.
 struct Packed {
   std::int64_t columns;
   std::vector<bfloat16> data;
@@ -147,7 +147,7 @@ struct Sizes {
   std::int64_t batch, time, width, heads;
 };
 
-/// Forward and backward of bf16 operands that depend on the sizes alone.
+/// Forward and backward of bf16 operands that depend only on the sizes.
 Outcome attend(const Sizes& s, float dropout, int threads, std::int64_t workspace, const HostTensor& packed,
                const HostTensor& d_out) {
   Machine machine(threads, workspace);
@@ -191,8 +191,8 @@ TEST(AttentionBf16, AgreesWithTheReference) {
     reference::attention_forward(shape, parts, {}, out, sums);
     reference::attention_backward(shape, d_out.values(), parts, {},
                                   reference::packed<double>(gradient, s.width));
-    // Probabilities, and results below 2 in magnitude, are rounded by 2^-9; the gradient of a score carries
-    // the roundings of `out` as well, in a sum over the head.
+    // Probabilities, and results below 2 in magnitude, are rounded by 2^-9; the gradient of a score also has
+    // the roundings of `out`, in a sum over the head.
     expect_close(made.out.values(), out, 0.004, 0.006, "out");
     expect_close(made.log_sum_exp.values(), sums, 2e-6, 2e-5, "log_sum_exp");
     expect_close(made.gradient.values(), gradient, 0.01, 0.015, "gradient");
@@ -210,14 +210,14 @@ TEST(AttentionBf16, BitsDependNeitherOnThreadsNorOnWorkspace) {
     };
     const auto first = bytes(1, minimum_workspace_bytes);
     EXPECT_EQ(first, bytes(3, minimum_workspace_bytes));
-    // With the least workspace keys are packed tile by tile, and the gradient of the queries takes a pass of
-    // its own.
+    // With the smallest workspace keys are packed tile by tile, and the gradient of the queries takes a
+    // separate pass.
     EXPECT_EQ(first, bytes(2, cpu::attention_workspace_bytes(s.width / s.heads)));
   }
 }
 
 TEST(AttentionBf16, DropsOutWhatTheMaskSays) {
-  // fp32 attention draws the same mask; a wrong factor would be off by the probability it belongs to.
+  // fp32 attention draws the same mask; a wrong factor would cause an error as large as its probability.
   const Sizes s{1, 130, 64, 2};
   Random random(86);
   HostTensor packed = random.tensor(bf16, {s.batch, s.time, 3 * s.width}, -2, 2);

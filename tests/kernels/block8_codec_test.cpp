@@ -22,7 +22,7 @@ std::size_t block_bytes(std::size_t elements) {
   return static_cast<std::size_t>(bytes_of(DataType::block8, static_cast<std::int64_t>(elements)));
 }
 
-/// Blocks by core's arithmetic, an element at a time.
+/// Blocks encoded by core's arithmetic, one element at a time.
 std::vector<std::byte> plain_blocks(DataType dtype, std::span<const float> values) {
   std::vector<std::byte> blocks(block_bytes(values.size()));
   detail::encode_blocks8(dtype, values, blocks.data());
@@ -44,8 +44,8 @@ void expect_same_codes(DataType dtype, const std::vector<float>& values, const s
   FAIL() << name_of(dtype) << ", " << set << ": scales or codes beyond the end differ";
 }
 
-/// Numbers of [0, 1] in blocks whose greatest is 1, so that each number is its own share; of negative numbers
-/// those with an odd position.
+/// Numbers in [0, 1] in blocks whose greatest is 1, so that each number is its own fraction of the scale;
+/// numbers at odd positions are negated.
 class Shares {
  public:
   explicit Shares(bool negative) : negative_(negative) {}
@@ -61,7 +61,7 @@ class Shares {
   std::vector<float> values_;
 };
 
-/// Compares the codes of numbers of [0, 1], `stride` bit patterns apart, and of their negatives.
+/// Compares the codes of numbers in [0, 1] whose bit patterns are `stride` apart, and of their negatives.
 void sweep(std::uint32_t stride) {
   constexpr std::uint32_t at_once = 1u << 20;
   int point = 0;
@@ -82,14 +82,14 @@ void sweep(std::uint32_t stride) {
 }
 
 TEST(Block8Codec, EncodesASweepOfNumbersAsCoreDoes) {
-  sweep(test::sanitized ? 4001 : 63);  // 2^24 of them and more
+  sweep(test::sanitized ? 4001 : 63);  // more than 2^24 of them
 }
 
 TEST(Block8CodecSlow, EncodesAllNumbersAsCoreDoes) {
   sweep(1);
 }
 
-// Borders lie between two codes, and at the powers of two by which the vectors' arithmetic cuts.
+// Borders are between two codes, and at the powers of two that divide the cases of the vectorized arithmetic.
 TEST(Block8Codec, EncodesTheNeighboursOfEveryBorderAsCoreDoes) {
   for (const DataType dtype : block_types) {
     const bool with_sign = dtype == DataType::block8;
@@ -106,7 +106,7 @@ TEST(Block8Codec, EncodesTheNeighboursOfEveryBorderAsCoreDoes) {
       };
       int borders = 0;
       for (std::uint32_t at = 0; code(at) != 255; ++borders) {
-        std::uint32_t below = at, from = one;  // the least number with a greater code
+        std::uint32_t below = at, from = one;  // finds the smallest number with a larger code
         while (from - below > 1) {
           const std::uint32_t middle = below + (from - below) / 2;
           (code(middle) > code(at) ? from : below) = middle;
@@ -123,7 +123,7 @@ TEST(Block8Codec, EncodesTheNeighboursOfEveryBorderAsCoreDoes) {
   }
 }
 
-// Scales over the whole range, with quotients that are rounded.
+// Scales over the whole range, with quotients that have to be rounded.
 TEST(Block8Codec, EncodesBlocksOfEveryScaleAsCoreDoes) {
   std::mt19937 random(5);
   std::vector<float> values;

@@ -16,7 +16,7 @@ struct Sizes {
   std::vector<std::int64_t> lengths;
 };
 
-/// New tokens whose heads stand behind three other columns of their rows, and a cache with tokens of before.
+/// New tokens whose heads follow three other columns in their rows, and a cache with earlier tokens.
 struct Operands {
   Sizes sizes;
   std::int64_t batch, queries, shared;
@@ -49,7 +49,7 @@ struct Operands {
     append_to_cache(stream, {key.view(), 5}, {value.view(), 1}, cache());
     attention_with_cache(stream, options(), {query.view(), 3}, cache(), out.view());
   }
-  /// An entry's heads, from a column of rows of `stride` on.
+  /// The heads of an entry, which begin at a column of rows of `stride` elements.
   std::vector<double> rows(const std::vector<double>& all, std::int64_t entry, std::int64_t stride,
                            std::int64_t first, std::int64_t columns) const {
     std::vector<double> result;
@@ -112,8 +112,8 @@ TEST(CachedAttention, AgreesWithTheReferenceInEveryDtype) {
              .window = sizes.window},
             length, run.rows(run.query.values(), entry, run.queries + 3, 3, run.queries),
             run.part(keys, entry, elements), run.part(values, entry, elements), wanted);
-        // Scores of up to a thousand products of numbers below 4 in fp32; a result is a mean of values
-        // below 2.
+        // Scores are sums of up to a thousand products of numbers below 4 in fp32; a result is a mean of
+        // values below 2.
         expect_close(run.rows(got, entry, run.queries, 0, run.queries), wanted, rounding_of(dtype),
                      3e-6 + 2 * rounding_of(dtype) * (dtype == DataType::float32 ? 8 : 0.01), "out");
       }
@@ -124,7 +124,8 @@ TEST(CachedAttention, AgreesWithTheReferenceInEveryDtype) {
   }
 }
 
-/// A token at the same place among the same keys, alone, with others, behind others, on any thread.
+/// A token at the same position among the same keys has the same bits alone, with others, after others, on
+/// any thread.
 TEST(CachedAttention, AnEntrysBitsAreItsOwn) {
   for (const DataType dtype : floating_dtypes) {
     for (const std::int64_t window : {0, 70}) {
@@ -187,7 +188,7 @@ TEST(CachedAttention, NonFiniteValuesStayVisible) {
   Machine machine;
   Operands run(DataType::float32, {1, 1, 1, 8, 70, 0, {70, 70}}, random);
   std::vector<double> values = run.keys.values();
-  values[5 * 8] = NAN;  // of entry 0
+  values[5 * 8] = NAN;  // belongs to entry 0
   run.keys = HostTensor(DataType::float32, {2, 1, 70, 8}, values);
   run.run(machine.stream());
   const std::vector<double> got = run.out.values();
@@ -208,7 +209,7 @@ TEST(CachedAttention, MetaCountsLikeTheCpuAndTouchesNothing) {
   attention_with_cache(meta.stream(), run.options(), {query, 3}, {keys, keys, lengths, 50}, out);
   const WorkCount& work = meta.stream().work();
   EXPECT_EQ(work.kernels, 2);
-  // 10 keys each of two queries, which 4 heads of 16 elements see; 11 of them are read.
+  // Two queries have 10 keys each, seen by 4 heads of 16 elements; 11 keys are read.
   EXPECT_EQ(work.floating_point_operations, 3.0 * 20 * (4 * 64 + 5 * 4));
   EXPECT_EQ(work.bytes_read, (2.0 * 6 * 32 * 2 + 12) + (6.0 * 64 * 2 + 2 * 3 * 11 * 32 * 2 + 12));
   EXPECT_EQ(work.bytes_written, 2.0 * 6 * 32 * 2 + 6 * 64 * 2);

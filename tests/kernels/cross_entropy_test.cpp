@@ -14,7 +14,7 @@ using namespace testing;
 
 constexpr auto fp32 = DataType::float32;
 
-/// Rows of logits with their labels, and everything the calls write.
+/// Rows of logits with their labels, and all outputs of the calls.
 struct Operands {
   std::int64_t rows, vocabulary;
   std::vector<double> logits;
@@ -57,7 +57,7 @@ struct Operands {
     }
     cross_entropy_finish(stream, targets.view(), state(), loss_sum.view(), token_count.view());
   }
-  /// The chunks' gradients put together again.
+  /// The gradients of all chunks, joined.
   std::vector<double> gradient(Stream& stream, std::int64_t chunk_columns, float scale, DataType dtype,
                                bool in_place) {
     std::vector<double> whole(logits.size());
@@ -88,7 +88,8 @@ TEST(CrossEntropy, AgreesWithTheReferenceInChunksOfAnySize) {
     Operands run(s.rows, s.vocabulary, random);
     const auto wanted = reference::cross_entropy_forward(s.vocabulary, run.logits, run.labels);
     run.loss(machine.stream(), s.chunk);
-    // A row's sum has relative error below 1e-6, and so its logarithm below 1e-6; at most 17 rows.
+    // A row's sum has a relative error below 1e-6, so its logarithm has an error below 1e-6; there are at
+    // most 17 rows.
     EXPECT_NEAR(run.loss_sum.values()[0], 3.5 + wanted.loss_sum, 2e-6 * (1 + static_cast<double>(s.rows)))
         << repeat_line();
     EXPECT_EQ(run.token_count.values()[0], 2.0 + static_cast<double>(wanted.tokens));
@@ -111,7 +112,7 @@ TEST(CrossEntropy, StatesOfRanksCombineToThatOfAllColumns) {
   constexpr double infinity = std::numeric_limits<double>::infinity();
   const std::vector<std::pair<std::int64_t, std::int64_t>> parts{{0, 34}, {34, 34}, {68, 33}};
   Operands run(9, 101, random);
-  // A rank that has nothing for row 3, whose label is ignored.
+  // A rank has no finite logits for row 3, whose label is ignored.
   for (std::size_t i = 34; i < 68; ++i) run.logits[3 * 101 + i] = -infinity;
   HostTensor states(fp32, {3, 3, 9});
   for (std::size_t rank = 0; rank < 3; ++rank) {
@@ -171,7 +172,7 @@ TEST(CrossEntropy, GradientAgreesWithFiniteDifferencesOfTheReference) {
   const auto differences = finite_differences(run.logits, [&](const std::vector<double>& logits) {
     return reference::cross_entropy_forward(run.vocabulary, logits, run.labels).loss_sum;
   });
-  // The logits handed to the kernel are rounded to fp32: an error of 2^-24 of 2 at most.
+  // The kernel's logits are rounded to fp32, an error of at most 2^-24 of 2.
   expect_close(run.gradient(machine.stream(), 4, 1.0f, fp32, false), differences, 1e-5, 1e-6, "d_logits");
 }
 

@@ -88,7 +88,7 @@ TEST(Dropout, AnySplitOfTheBatchGivesTheSame) {
 }
 
 TEST(Dropout, APartOfTheSamplesHasTheMasksOfTheWhole) {
-  // Ranks' parts of three samples: they begin and end anywhere, and the last ones are padding.
+  // Ranks have parts of three samples that begin and end anywhere; the last elements are padding.
   constexpr std::int64_t per_sample = 1300, whole_elements = 3 * per_sample;
   const std::vector<std::int64_t> samples{11, 5, 13};
   for (const DataType type : floating_types()) {
@@ -117,7 +117,8 @@ TEST(Dropout, APartOfTheSamplesHasTheMasksOfTheWhole) {
 }
 
 TEST(Dropout, ARunOfEverySampleHasTheMasksOfTheWhole) {
-  // Elements [300, 900) of three samples of 1300, whole and in parts, and two of four columns of their rows.
+  // Elements [300, 900) of three samples of 1300 elements, as a whole and in parts, and two of four columns
+  // of their rows.
   constexpr std::int64_t per_sample = 1300, offset = 300, run = 600;
   const std::vector<std::int64_t> samples{11, 5, 13};
   for (const DataType type : floating_types()) {
@@ -175,7 +176,8 @@ TEST(Dropout, APartThatIsNoneIsRefused) {
 }
 
 TEST(Dropout, SomeColumnsHaveTheMasksOfTheWholeRows) {
-  // Ranks' columns of two blocks of a row: an odd number, so that no run begins at a whole block of draws.
+  // Ranks have columns of two blocks of a row. Their number is odd, so that no run begins at a whole block of
+  // draws.
   constexpr std::int64_t rows_per_sample = 3, of_block = 1301, row_elements = 2 * of_block;
   const std::vector<std::int64_t> samples{11, 5, 13};
   const std::int64_t rows = rows_per_sample * static_cast<std::int64_t>(samples.size());
@@ -277,9 +279,9 @@ TEST(Dropout, KeepsTheStatedShare) {
       if (i > 0) pairs += y.get(i) != 0 && y.get(i - 1) != 0;
     }
     const double keep = 1.0 - static_cast<double>(probability);
-    // Five standard deviations of a binomial; the draws are fixed, so this passes always or never.
+    // The bound is five standard deviations of a binomial; the draws are fixed, so the result never changes.
     EXPECT_NEAR(kept / n, keep, 5 * std::sqrt(keep * (1 - keep) / n) + 1e-12);
-    // Neighbours are independent: both kept with probability keep^2 (the deviation is at most twice as
+    // Neighbours are independent: both are kept with probability keep^2 (the deviation is at most twice as
     // large).
     EXPECT_NEAR(pairs / (n - 1), keep * keep, 10 * std::sqrt(keep * (1 - keep) / n) + 1e-12);
     EXPECT_EQ(*std::max_element(y.as<float>(), y.as<float>() + n), 1.0f / (1.0f - probability));

@@ -53,10 +53,12 @@ TEST(Cast, WidensEverySixteenBitPatternAsCoreDoes) {
   }
 }
 
-/// Every fp32 next to a 16-bit value and next to the middle of two, both signs, and NaNs of all payload bits.
+/// Every fp32 number next to a 16-bit value and next to the midpoint of two, with both signs, and NaNs with
+/// every payload bit.
 std::vector<std::uint32_t> boundary_bits(DataType type) {
   std::vector<std::uint32_t> all;
-  for (std::uint32_t i = 0; i < 65536; i += test::sanitized ? 5 : 1) {  // 5: every exponent all the same
+  for (std::uint32_t i = 0; i < 65536; i += test::sanitized ? 5 : 1) {  // a stride of 5 still includes every
+                                                                        // exponent
     const auto pattern = static_cast<std::uint16_t>(i);
     const float value = type == DataType::bfloat16 ? to_float(bfloat16{pattern}) : to_float(float16{pattern});
     const auto bits = std::bit_cast<std::uint32_t>(value);
@@ -65,7 +67,7 @@ std::vector<std::uint32_t> boundary_bits(DataType type) {
       for (const std::uint32_t exact : {near - 1, near, near + 1}) all.push_back(exact);
     }
   }
-  // fp16 subnormals: middles of neighbours n * 2^-24 are (2n + 1) * 2^-25.
+  // fp16 subnormals: the midpoints of neighbours n * 2^-24 are (2n + 1) * 2^-25.
   for (std::uint32_t n = 0; n < 2100; ++n) {
     const auto bits = std::bit_cast<std::uint32_t>(std::ldexp(static_cast<float>(n), -25));
     for (const std::uint32_t exact : {bits == 0 ? 0 : bits - 1, bits, bits + 1}) {
@@ -187,7 +189,7 @@ TEST(Fill, RandomElementsAreTheirKeysDraws) {
     EXPECT_TRUE(got.bits() == normal.bits());
     fill_uniform(stream, got.view(), key, 1001, -1.0f, 3.0f);
     EXPECT_TRUE(got.bits() == uniform.bits());
-    // Parts computed apart, as ranks do, are the same elements.
+    // Parts that are computed separately, as on ranks, have the same elements.
     fill_normal(stream, got.view().slice(0, 333), key, 1001, 0.5f, 0.02f);
     fill_normal(stream, got.view().slice(333, n - 333), key, 1334, 0.5f, 0.02f);
     EXPECT_TRUE(got.bits() == normal.bits());
@@ -323,7 +325,7 @@ TEST(BiasGradient, IsTheBlockedSumForAnyThreadCount) {
       for (const auto& set : sets) {
         const cpu::InstructionSetForTest use(set);
         for (const int threads : thread_counts()) {
-          // Teams are slow to gather on a busy machine; one set shows that they change nothing.
+          // Teams are slow to start on a busy machine; one instruction set shows that they change nothing.
           if (threads > 1 && (rows * columns < 64000 || set != sets.front())) continue;
           Guarded got = start;
           TestStream stream(threads);

@@ -61,7 +61,7 @@ TEST(Embedding, AgreesWithTheReferenceInEveryDtypeAndOddSizes) {
       reference::embedding_forward(s.time, s.width, run.ids, run.token_table.values(),
                                    run.position_table.values(), out);
       run.forward(machine.stream());
-      // One fp32 addition and one rounding; sums of two numbers of the dtype.
+      // The error is one fp32 addition and one rounding, for sums of two numbers of the dtype.
       expect_close(run.out.values(), out, rounding_of(dtype) + 1e-7, underflow_of(dtype), "out");
 
       std::vector<double> token_gradient = run.token_gradient.values(),
@@ -69,7 +69,8 @@ TEST(Embedding, AgreesWithTheReferenceInEveryDtypeAndOddSizes) {
       reference::embedding_backward(s.time, s.width, run.ids, run.d_out.values(), token_gradient,
                                     position_gradient);
       run.backward(machine.stream());
-      // At most 62 additions of numbers below 1: partial sums below 63, each rounding at most 2^-19.
+      // At most 62 additions of numbers below 1: partial sums are below 63, with roundings of at most 2^-19
+      // each.
       expect_close(run.token_gradient.values(), token_gradient, 0, 62 * std::ldexp(1.0, -19),
                    "token_gradient");
       expect_close(run.position_gradient.values(), position_gradient, 0, 1e-6, "position_gradient");
@@ -159,7 +160,7 @@ TEST(Embedding, BackwardWithoutPositionsAgreesWithFiniteDifferencesOfTheReferenc
 }
 
 TEST(Embedding, BackwardAddsInAscendingOrderWhateverTheThreads) {
-  // Every token is the same row: its gradient must be the plain loop's, bit for bit.
+  // Every token uses the same row: its gradient must equal the plain loop's bit by bit.
   Random random(33);
   for (int threads : {1, 2, 5}) {
     Machine machine(threads);
@@ -184,7 +185,7 @@ TEST(Embedding, PositionsThatAreGivenAreRowsOfTheTable) {
   Machine machine(2);
   for (DataType dtype : floating_dtypes) {
     Operands run(dtype, 2, 5, 33, random);
-    // As if the second half of each row's tokens came first.
+    // Positions as if the second half of each row's tokens came first.
     const std::vector<double> places{3, 4, 0, 1, 2, 7, 6, 5, 0, 7};
     HostTensor positions(DataType::int32, {2, 5}, places);
     embedding_forward(machine.stream(), run.tokens.view(), run.token_table.view(), run.position_table.view(),
@@ -249,9 +250,9 @@ TEST(Embedding, PartsOfTheVocabularySumToTheWholeInTheSameBits) {
         gradient.insert(gradient.end(), d_got.begin(), d_got.end());
         EXPECT_TRUE(out.guard_intact() && d_table.guard_intact() && place_sum.guard_intact());
       }
-      EXPECT_EQ(sum, run.out.values());  // one addend of each is not zero
+      EXPECT_EQ(sum, run.out.values());  // only one addend of each is not zero
       EXPECT_EQ(gradient, run.token_gradient.values());
-      // Additions in another order.
+      // The additions are in another order.
       if (positions) expect_close(place_sum.values(), run.position_gradient.values(), 0, 1e-5, "positions");
     }
   }

@@ -9,7 +9,7 @@
 namespace tranche::kernels::testing {
 namespace {
 
-/// Values from -12 to 12, dense, and tiny, huge and odd ones.
+/// Values between -12 and 12, and tiny, huge and special ones.
 Guarded inputs() {
   constexpr std::int64_t steps = 24 * 4096;
   const std::vector<float> more{0.0f,  -0.0f, 1e-30f, -1e-30f, 1e-42f, 50.0f, -50.0f, 1e5f,
@@ -40,7 +40,8 @@ TEST(Gelu, ForwardErrorIsSmall) {
       const double wanted = reference::gelu(x.get(i));
       const double error = std::fabs(y.get(i) - wanted);
       if (x.get(i) >= -1) central = std::max(central, error / unit_in_last_place(wanted));
-      // The exponent -2u reaches 80 in the tail, where its own rounding shows; beyond it only size counts.
+      // The exponent -2u reaches 80 in the tail, where its own rounding matters; further out only the
+      // magnitude counts.
       if (std::fabs(wanted) > 1e-30) relative = std::max(relative, error / std::fabs(wanted));
       if (std::fabs(wanted) <= 1e-30) {
         EXPECT_LT(error, 1e-29) << x.get(i);
@@ -48,8 +49,8 @@ TEST(Gelu, ForwardErrorIsSmall) {
     }
     RecordProperty(set + "_ulp", std::to_string(central));
     RecordProperty(set + "_relative", std::to_string(relative));
-    EXPECT_LT(central, 3) << set;      // units in the last place for x >= -1
-    EXPECT_LT(relative, 2e-5) << set;  // anywhere
+    EXPECT_LT(central, 3) << set;      // units in the last place, for x >= -1
+    EXPECT_LT(relative, 2e-5) << set;  // for any x
   }
 }
 
@@ -68,14 +69,15 @@ TEST(Gelu, BackwardErrorIsSmall) {
       const double wanted = std::fabs(at) > 100 ? (at > 0 ? 1.0 : 0.0) : reference::gelu_derivative(at);
       worst = std::max(worst, std::fabs(dx.get(i) - wanted));
     }
-    // The derivative is of order one (its largest is 1.13), so a few 2^-24 in absolute terms.
+    // The derivative is of order one (at most 1.13), so the absolute error is a few 2^-24.
     EXPECT_LT(worst, 3e-7) << set;
   }
 }
 
 TEST(Gelu, ReferenceDerivativeIsTheSlopeOfTheReference) {
   for (double x = -8; x <= 8; x += 0.0625) {
-    constexpr double h = 1e-5;  // central differences: error h^2 |gelu'''| / 6 + 2^-52 |x| / h, below 1e-9
+    constexpr double h = 1e-5;  // central differences have an error of h^2 |gelu'''| / 6 + 2^-52 |x| / h,
+                                // below 1e-9
     const double slope = (reference::gelu(x + h) - reference::gelu(x - h)) / (2 * h);
     EXPECT_NEAR(reference::gelu_derivative(x), slope, 1e-9) << x;
   }
@@ -118,7 +120,7 @@ TEST(Gelu, ForwardAndBackwardAtOnceAreTheTwo) {
     for (const int threads : thread_counts()) {
       Guarded y(type, n), dx = dy;
       TestStream stream(threads);
-      gelu_forward_backward(stream, x.view(), dx.view(), y.view(), dx.view());  // in place on dy
+      gelu_forward_backward(stream, x.view(), dx.view(), y.view(), dx.view());  // d_x is written over d_y
       EXPECT_TRUE(y.bits() == wanted_y.bits()) << name_of(type) << ", " << threads << " threads";
       EXPECT_TRUE(dx.bits() == wanted_dx.bits()) << name_of(type) << ", " << threads << " threads";
     }
@@ -127,13 +129,13 @@ TEST(Gelu, ForwardAndBackwardAtOnceAreTheTwo) {
 
 TEST(Gelu, SameBitsEverywhereAndInEveryType) {
   for (const DataType type : floating_types()) {
-    if (on_gpu && type != DataType::float32) continue;  // its 16-bit arithmetic is another
+    if (on_gpu && type != DataType::float32) continue;  // the GPU rounds 16-bit arithmetic differently
     for (std::int64_t n = 0; n <= 131; n += (n < 36 ? 1 : 19)) {
       Guarded x(type, n);
       Guarded dy(type, n);
       fill_random(x, 1);
       fill_random(dy, 2);
-      // fp32 on one instruction set and one element at a time, rounded once, is what all must give.
+      // All must give the result of fp32 on one instruction set, one element at a time, rounded once.
       Guarded wanted_y(type, n);
       Guarded wanted_dx(type, n);
       for (std::int64_t i = 0; i < n; ++i) {

@@ -8,7 +8,7 @@
 namespace tranche::kernels::cuda {
 namespace {
 
-/// Every element is in one group or one edge, and every group starts where all operands are aligned.
+/// Every element must be in one group or one edge, and every group must start where all operands are aligned.
 TEST(Geometry, AVectorRangeCoversEveryElementOnce) {
   for (std::int64_t elements = 0; elements <= 70; ++elements) {
     for (const int width : {1, 2, 4, 8}) {
@@ -44,11 +44,11 @@ TEST(Geometry, AVectorRangeCoversEveryElementOnce) {
 }
 
 TEST(Geometry, OperandsThatNeverAlignTogetherGoElementByElement) {
-  // fp32 numbers of which one starts 4 bytes behind the other.
+  // Two fp32 operands whose offsets differ by 4 bytes.
   const VectorRange range = vector_range(100, 4, {{0, 4, 16}, {4, 4, 16}});
   EXPECT_EQ(range.width, 1);
   EXPECT_EQ(range.groups, 100);
-  // Both 4 bytes behind: three elements, then groups.
+  // Both are offset by 4 bytes: three elements, then groups.
   const VectorRange late = vector_range(100, 4, {{4, 4, 16}, {20, 4, 16}});
   EXPECT_EQ(late.head, 3);
   EXPECT_EQ(late.groups, 24);

@@ -1,9 +1,9 @@
-// kernel_bounds --list: the kernels below and how many tensors each has, a line each.
-// kernel_bounds KERNEL TENSOR: runs the kernel with that tensor's allocation one byte short, or with none for
-// -1. kernel_bounds --all: every kernel with every tensor short, one after another, each told before it runs.
-// With TRANCHE_PLAIN_DEVICE_MEMORY=1 each tensor is an allocation of CUDA's own, so the access to its last
-// byte is one beyond it: what AddressSanitizer on emulated GPUs, or compute-sanitizer on real ones, must
-// find. Exit status: 0 it ran, 1 it failed, 2 usage.
+// kernel_bounds --list: prints the kernels below and their numbers of tensors, a line each. kernel_bounds
+// KERNEL TENSOR: runs the kernel with that tensor's allocation one byte short, or with none short for -1.
+// kernel_bounds --all: runs every kernel with every tensor short, one after another, and prints each before
+// it runs. With TRANCHE_PLAIN_DEVICE_MEMORY=1 each tensor is a separate CUDA allocation, so an access to its
+// last byte is one beyond it. AddressSanitizer on emulated GPUs, and compute-sanitizer on real ones, must
+// find that. Exit status: 0 it ran, 1 it failed, 2 usage.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -31,7 +31,7 @@ namespace {
 
 constexpr auto fp32 = DataType::float32, bf16 = DataType::bfloat16, int32 = DataType::int32;
 
-/// Gives out tensors of zeros, one of them in an allocation that is a byte short.
+/// Allocates tensors of zeros, one of them in an allocation that is a byte short.
 class Tensors {
  public:
   Tensors(Device& device, int short_one) : device_(device), short_one_(short_one) {}
@@ -43,7 +43,7 @@ class Tensors {
     ++number_;
     return view;
   }
-  /// What is no tensor of the kernel and is never short.
+  /// Memory that is not a tensor of the kernel, and is never short.
   Workspace workspace() { return {allocate(1 << 20), 1 << 20}; }
   template <class T>
   T* value(const T& initial) {
@@ -240,7 +240,7 @@ const std::vector<Kernel>& kernels() {
   return listed;
 }
 
-/// How many tensors the kernel has.
+/// Runs the kernel with tensor `short_one` short; returns its number of tensors.
 int run(const Kernel& kernel, int short_one) {
   const auto device = make_device({.kind = DeviceKind::cuda});
   Tensors tensors(*device, short_one);
@@ -257,7 +257,7 @@ int run_all() {
       std::fflush(stdout);
       try {
         run(kernel, tensor);
-      } catch (const std::exception&) {  // what is looked for
+      } catch (const std::exception&) {  // the expected result
       }
     }
   }

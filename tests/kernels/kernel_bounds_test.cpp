@@ -1,5 +1,5 @@
-// On emulated GPUs under AddressSanitizer: an access one byte beyond a tensor is found, whichever kernel and
-// tensor it is.
+// On emulated GPUs under AddressSanitizer an access one byte beyond a tensor must be found, for every kernel
+// and tensor.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -44,8 +44,8 @@ TEST(KernelBounds, AnAccessOneByteBeyondEachTensorOfTwentyDrawnKernelsIsFound) {
     for (int tensor = 0; tensor < tensors; ++tensor) {
       const ProgramOutput run = bounds(name + " " + std::to_string(tensor));
       EXPECT_NE(run.status, 0) << name << ", tensor " << tensor;
-      // To it an access of 16 bytes that begins within the tensor is an "unknown-crash", and others are
-      // "use-after-poison".
+      // AddressSanitizer calls an access of 16 bytes that begins within the tensor "unknown-crash", and
+      // others "use-after-poison".
       EXPECT_THAT(run.text, HasSubstr("ERROR: AddressSanitizer: ")) << name << ", tensor " << tensor;
     }
   }

@@ -1,5 +1,5 @@
-// The CPU beside the GPU, bit by bit, on memory of the device: fresh random inputs, poisoned outputs, every
-// small size and some large ones, starts that no vector access likes.
+// Compares CPU and GPU bit by bit, on memory of the device: new random inputs, poisoned outputs, every small
+// size and some large ones, and addresses that prevent vector accesses.
 
 #include <functional>
 
@@ -18,7 +18,7 @@
 namespace tranche::kernels::testing {
 namespace {
 
-/// Bytes at `shift` bytes behind an aligned address of a device, with poison around them.
+/// Bytes that start `shift` bytes after an aligned address of a device, with poison around them.
 class Placed {
  public:
   Placed(Device& device, const std::vector<unsigned char>& bytes, std::int64_t shift)
@@ -53,7 +53,7 @@ class Placed {
   Buffer buffer_;
 };
 
-/// An operand of a call: its first bytes, and how far off alignment it starts.
+/// An operand of a call: its initial bytes, and its offset from alignment.
 struct Operand {
   DataType dtype;
   std::int64_t elements;
@@ -62,7 +62,7 @@ struct Operand {
 };
 using Call = std::function<void(Stream&, const std::vector<TensorView>&, const Workspace&)>;
 
-/// All operands' bytes after the call on a device of this kind.
+/// The bytes of all operands after the call on a device of this kind.
 std::vector<std::vector<unsigned char>> outcome(DeviceKind kind, const std::vector<Operand>& operands,
                                                 const Call& call, std::int64_t workspace_bytes) {
   const auto cpu = kind == DeviceKind::cpu ? make_device({.kind = kind}) : nullptr;
@@ -108,14 +108,14 @@ class Cases {
     return {dtype, elements,
             std::vector<unsigned char>(static_cast<std::size_t>(elements * size_of(dtype)), 0xff), shift()};
   }
-  /// Any bits at all.
+  /// Random bits.
   Operand patterns(DataType dtype, std::int64_t elements) {
     Operand operand = poisoned(dtype, elements);
     for (auto& byte : operand.bytes) byte = static_cast<unsigned char>(random_.integer(0, 255));
     return operand;
   }
   Random& random() { return random_; }
-  /// All operands start alike, so that vector accesses are possible, or each anywhere.
+  /// All operands have equal offsets, so that vector accesses are possible, or each has its own.
   void draw_shifts(bool alike) {
     alike_ = alike;
     common_ = random_.integer(0, 8);
@@ -135,7 +135,7 @@ class Cases {
 };
 
 constexpr DataType dtypes[] = {DataType::float32, DataType::bfloat16, DataType::float16};
-/// Rounds of every test.
+/// The number of rounds in every test.
 int rounds() {
   static const int count = test::as_on_gpu() ? test::fewer(60) : 16;
   return count;
@@ -228,7 +228,7 @@ TEST(CpuAndGpu, BlocksAndTheirSumsAreEqual) {
     const std::int64_t elements = cases.random().integer(0, 9) * quantized_block;
     const int ranks = static_cast<int>(cases.random().integer(1, 5));
     const int group = static_cast<int>(cases.random().integer(0, 5));
-    // Numbers, or any bits: NaNs among them, of which a GPU makes others in sums.
+    // Numbers, or any bits. The latter include NaNs, which a GPU changes in sums.
     const bool any = round % 4 == 0;
     std::vector<Operand> operands{
         any ? cases.patterns(dtype, ranks * elements) : cases.numbers(dtype, ranks * elements),
@@ -299,7 +299,8 @@ TEST(CpuAndGpu, OptimizerUpdatesAreEqual) {
           both.bytes.insert(both.bytes.end(), second, second + sizeof(other));
           return both;
         };
-        // Two groups in turns with padding between, or all of it in pieces, more than one launch takes.
+        // Two alternating groups with padding between, or the whole range in more segments than one launch
+        // takes.
         std::vector<UpdateSegment> segments;
         const std::int64_t most = round % 4 == 1 ? 3 : std::max<std::int64_t>(1, n);
         for (std::int64_t at = 0; at < n;) {
@@ -340,7 +341,8 @@ TEST(CpuAndGpu, DrawsAreEqual) {
       for (auto& sample : samples) sample = cases.random().integer(0, 1 << 30);
       DropoutOptions options{0.3f, test_seed(), 17, 3, samples};
       const std::int64_t n = per_sample * count, first = cases.random().integer(0, 9);
-      // Every other round a part of more samples, which begins in one of them and ends behind the last.
+      // In alternate rounds a part of several samples, which begins within one of them and ends after the
+      // last.
       if (round / 2 % 2 == 1) {
         options.sample_elements = cases.random().integer(1, per_sample);
         options.first_element = cases.random().integer(0, options.sample_elements);
@@ -381,8 +383,8 @@ TEST(CpuAndGpu, DropoutOfSomeColumnsHasEqualBits) {
   }
 }
 
-/// fp64 logarithm, sine and cosine differ in their last bit between libraries, so the fp32 number behind them
-/// may differ by one unit in its last place, which the multiply and add that follow carry on.
+/// fp64 logarithm, sine and cosine differ between libraries in their last bit. So the resulting fp32 number
+/// may differ by one unit in its last place, to which the following multiplication and addition apply.
 TEST(CpuAndGpu, NormalNumbersAreWithinOneUnit) {
   Cases cases(7);
   for (int round = 0; round < rounds(); ++round) {
@@ -426,7 +428,8 @@ TEST(CpuAndGpu, EmbeddingAndSquaredErrorAreEqual) {
   for (int round = 0; round < 2 * rounds(); ++round) {
     cases.draw_shifts(round % 2 == 0);
     const DataType dtype = dtypes[round % 3];
-    // Now and then more tokens of one id than a block's list holds, which it then works off in parts.
+    // Occasionally there are more tokens of one id than a block's list can hold, so that the list is
+    // processed in parts.
     const bool crowded = round % 16 == 5;
     const std::int64_t batch = cases.random().integer(crowded ? 5 : 1, 6);
     const std::int64_t time = crowded ? 1000 : cases.random().integer(1, 120);
@@ -448,7 +451,7 @@ TEST(CpuAndGpu, EmbeddingAndSquaredErrorAreEqual) {
         [&](Stream& stream, const auto& v, const Workspace&) {
           const TensorView ids = v[0].reshaped({batch, time});
           const bool positions = round % 4 != 3;
-          // Every other round the rows of a part of the vocabulary.
+          // In alternate rounds the rows of a part of the vocabulary.
           const std::int64_t first = round / 2 % 2 == 1 ? vocabulary / 3 : whole_vocabulary;
           const std::int64_t held = first < 0 ? vocabulary : divide_round_up(vocabulary, std::int64_t{2});
           const auto table = [&](const TensorView& whole) {

@@ -1,4 +1,4 @@
-// Kernels of a program's own.
+// A program's own kernels.
 #include "tranche/kernels/launch.h"
 
 #include <limits>
@@ -56,7 +56,7 @@ TEST(OwnKernel, OnAGpuLaunchesOnTheStreamItself) {
                 ++calls;
                 EXPECT_EQ(cuda_stream, stream.native_handle());
                 EXPECT_NE(cuda_stream, nullptr);
-                // In place of a program's <<<>>>: a launch on that stream, behind the fill.
+                // Stands for a program's <<<>>> launch on that stream, after the fill.
                 add(stream, numbers.view(), numbers.view(), numbers.view());
               }});
   stream.synchronize();

@@ -16,11 +16,11 @@ constexpr float epsilon = 1e-5f;
 struct Sizes {
   std::int64_t rows, columns;
 };
-// Around vector widths, the 64-row blocks and the 64-column chunks of the sums.
+// Sizes near vector widths, the 64-row blocks and the 64-column chunks of the sums.
 constexpr Sizes odd_sizes[] = {{1, 1},  {1, 7},   {3, 16},   {5, 17},    {2, 31},   {63, 33},
                                {64, 8}, {65, 64}, {129, 65}, {130, 127}, {7, 1031}, {0, 5}};
 
-/// Everything that one forward and backward reads and writes.
+/// All inputs and outputs of one forward and backward.
 struct Operands {
   HostTensor x, weight, bias, dy, y, mean, rstd, dx, weight_gradient, bias_gradient;
 
@@ -74,7 +74,7 @@ TEST(LayerNorm, AgreesWithTheReferenceInEveryDtypeAndOddSizes) {
                                        run.mean.values(), run.rstd.values(), accumulate_dx, dx,
                                        weight_gradient, bias_gradient);
         run.backward(machine.stream(), accumulate_dx);
-        // dx is rstd times a difference of terms of size 1 that may cancel.
+        // dx is rstd times a difference of terms of size 1, which may cancel.
         double largest_rstd = 0;
         for (double value : rstd) largest_rstd = std::max(largest_rstd, value);
         expect_close(run.dx.values(), dx, rounding_of(dtype) + 1e-6,
@@ -108,7 +108,7 @@ TEST(LayerNorm, BackwardAgreesWithFiniteDifferencesOfTheReference) {
     return dot(y, dy);
   };
   const auto x = run.x.values(), weight = run.weight.values(), bias = run.bias.values();
-  // Differences with h = 1e-5 err by 1e-9 or so; fp32 arithmetic by less than 1e-5.
+  // Finite differences with h = 1e-5 have errors of about 1e-9, fp32 arithmetic of less than 1e-5.
   expect_close(run.dx.values(), finite_differences(x, [&](const auto& v) { return loss(v, weight, bias); }),
                1e-5, 1e-5, "dx");
   expect_close(run.weight_gradient.values(),
@@ -151,7 +151,7 @@ TEST(LayerNorm, BitsDoNotDependOnTheWorkspaceOfTheCpu) {
   }
 }
 
-/// One pass gives the bits of the two it stands for, on either device; in place on an addend too.
+/// One pass has the bits of the two passes that it replaces, on either device, also in place on an addend.
 TEST(LayerNorm, OfAResidualSumIsTheSumAndThenTheNorm) {
   Random random(26);
   for (DataType dtype : floating_dtypes) {
@@ -214,10 +214,11 @@ TEST(LayerNorm, ParameterGradientsSumBlocksOf64RowsInOrder) {
     return bias_gradient.values()[0];
   };
   std::vector<double> last_of_block(rows, 0.0), before_last(rows, 0.0);
-  last_of_block[63] = large;  // the ones behind it are the next block's and come as a 2
+  last_of_block[63] = large;  // the following ones belong to the next block, whose sum is 2
   last_of_block[64] = last_of_block[65] = 1.0;
   EXPECT_EQ(bias_gradient_of(last_of_block), large + 2.0);
-  before_last[62] = large;  // one of the ones is in its block, the other in the next: both are absorbed
+  before_last[62] = large;  // one of the ones is in its block, the other in the next one, so both are
+                            // absorbed
   before_last[63] = before_last[64] = 1.0;
   EXPECT_EQ(bias_gradient_of(before_last), large);
 }

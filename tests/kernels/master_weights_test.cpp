@@ -1,5 +1,5 @@
-// Master weights in halves and in bf16 alone: what they keep, and that an update of them is the update of
-// fp32 numbers, rounded as the operands say, on every device.
+// Master weights as halves and in bf16 alone: the values that they preserve, and that an update of them
+// equals an update of fp32 numbers with the operands' rounding, on every device.
 #include "tranche/kernels/master_weights.h"
 
 #include <algorithm>
@@ -29,7 +29,7 @@ std::uint32_t bits_of(float value) {
   return std::bit_cast<std::uint32_t>(value);
 }
 
-/// The contract of a pattern; false where it is broken.
+/// Returns false if the contract does not hold for a bit pattern.
 bool keeps(std::uint32_t bits) {
   const auto value = std::bit_cast<float>(bits);
   const SplitFloat parts = split_float(value);
@@ -41,7 +41,7 @@ bool keeps(std::uint32_t bits) {
 TEST(MasterWeights, HalvesKeepEveryKindOfPattern) {
   std::vector<std::uint32_t> lower{0, 1, 0x7fff, 0x8000, 0x8001, 0xffff};
   for (std::uint32_t i = 0; i < (on_gpu ? 0u : 10u); ++i) lower.push_back(i * 6553 + 17);
-  // Of the upper halves all; the emulation of a GPU takes long.
+  // All upper halves; fewer on the emulation of a GPU, which is slow.
   constexpr std::int64_t uppers = on_gpu ? 1024 : 65536;
   const auto count = static_cast<std::int64_t>(lower.size()) * uppers;
   Guarded values(DataType::float32, count, 1), high(DataType::bfloat16, count, 3),
@@ -68,7 +68,7 @@ TEST(MasterWeights, HalvesKeepEveryKindOfPattern) {
       }
       ASSERT_EQ(bits_of(back), bits_of(value)) << std::hex << bits_of(value);
       if (std::isinf(value) || std::isinf(upper)) continue;
-      // The neighbour nearer to zero is no nearer to the value; the other one is further away.
+      // The neighbour nearer to zero is not nearer to the value; the other one is farther away.
       const float toward = std::bit_cast<float>(bits_of(upper) - 0x10000u);
       const float away = std::bit_cast<float>(bits_of(upper) + 0x10000u);
       const double distance = std::abs(double{value} - upper);
@@ -96,7 +96,7 @@ TEST(MasterWeightsSlow, HalvesKeepEveryPattern) {
 constexpr std::int64_t elements = 1000;
 constexpr RoundingKey key{0x123456789abcdefull, 77};
 
-/// Of three groups, the second of which is skipped; tensors that lie in other places of the range.
+/// Segments of three groups, the second of which is skipped; the tensors are at other positions in the range.
 std::vector<UpdateSegment> segments_of(SquareSum* partial, const double* sums) {
   std::vector<UpdateSegment> segments{{1, 3, 0}, {5, 40, 1}, {64, 300, 2}, {364, 636, 0}};
   const std::int64_t first[] = {0, 12, 1'000'003, 5};
@@ -110,7 +110,7 @@ std::vector<UpdateSegment> segments_of(SquareSum* partial, const double* sums) {
 }
 
 using Bytes = std::vector<std::byte, TestAllocator<std::byte>>;
-/// A format of master weights and its rounding; `copy`: with a weight beside a bf16 master.
+/// A format of master weights and its rounding; `copy`: there is a weight beside a bf16 master.
 struct Format {
   DataType master;
   WeightRounding rounding;
@@ -258,19 +258,19 @@ TEST(MasterWeights, AnUpdateIsThatOfFp32NumbersRoundedAsAsked) {
   }
 }
 
-// A thousand steps of a gradient that the weights decide, with an fp32 master rounded by plain arithmetic
-// beside it.
+// A thousand steps with a gradient that depends on the weights, beside an fp32 master that is rounded by
+// plain arithmetic.
 TEST(MasterWeights, HalvesAreTheFp32MasterOverAThousandSteps) {
   const UpdateRule& rule = rule_named("AdamW");
   const RuleValues values(rule, "AdamW");
   Masters halves(rule, 0b11, formats[1], DataType::float32), fp32 = halves;
   std::vector<float> master(elements);
   for (std::int64_t i = 0; i < elements; ++i) master[static_cast<std::size_t>(i)] = halves.get(i);
-  for (int step = 1; step <= (on_gpu ? 30 : 1000); ++step) {  // the emulation takes long
+  for (int step = 1; step <= (on_gpu ? 30 : 1000); ++step) {  // the emulation is slow
     const RuleGroups groups(values, 1e-3, -1, step);
     for (std::int64_t i = 0; i < elements; ++i) {
       const float w = master[static_cast<std::size_t>(i)];
-      // The nearest bf16 number, halves away from zero, in fp64: 8 significant bits.
+      // The nearest bf16 number, with ties away from zero, in fp64: 8 significant bits.
       int exponent = 0;
       const double fraction = std::frexp(double{w}, &exponent);
       const double rounded = std::ldexp(std::round(std::ldexp(fraction, 8)), exponent - 8);
@@ -301,12 +301,12 @@ TEST(MasterWeights, HalvesAreTheFp32MasterOverAThousandSteps) {
   }
 }
 
-/// `draws` updates of weights at `fraction` of the way between two neighbours; the mean error over its
-/// standard deviation.
+/// Makes `draws` updates of weights at `fraction` of the distance between two neighbours; returns the mean
+/// error divided by its standard deviation.
 double mean_in_deviations(double fraction, std::int64_t draws, float sign) {
   constexpr std::int64_t at_once = 1 << 20;
   const std::int64_t count = std::min(at_once, draws);
-  constexpr float unit = 0x1p-7f;  // of bf16 numbers in [1, 2)
+  constexpr float unit = 0x1p-7f;  // distance of bf16 numbers in [1, 2)
   const UpdateRule& rule = rule_named("SGD");
   const RuleValues values(rule, "SGD");
   UpdateFacts facts;
@@ -339,7 +339,7 @@ double mean_in_deviations(double fraction, std::int64_t draws, float sign) {
     settle();
     for (std::int64_t i = 0; i < count; ++i) away += master.as<bfloat16>()[i] == to_bfloat16(below) ? 0 : 1;
   }
-  // Each of the others is the neighbour, or something is wrong that the mean below shows.
+  // Each of the others must be the neighbour; otherwise the mean below shows the error.
   const double share = static_cast<double>(away) / static_cast<double>(done);
   const double exact = (value - below) / (sign * unit);
   return (share - exact) / std::sqrt(exact * (1 - exact) / static_cast<double>(done));
@@ -374,7 +374,7 @@ TEST(MasterWeights, StochasticRoundingKeepsSpecialNumbers) {
   }
 }
 
-// However a tensor is cut, over calls, ranges, segments and threads, an element draws the same.
+// An element has the same draw however a tensor is divided over calls, ranges, segments and threads.
 TEST(MasterWeights, DrawsAreOfATensorsElements) {
   const UpdateRule& rule = rule_named("SGD");
   const RuleValues values(rule, "SGD");

@@ -6,8 +6,8 @@
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/matmul.h"
 
-// Without fast bf16 tiles nothing of this file's subject can run; the tests then hold trivially.
-// tests/kernels/matmul_test.cpp holds all GEMMs against fp64 in small sizes.
+// Without fast bf16 tiles nothing here can run, and the tests pass trivially. tests/kernels/matmul_test.cpp
+// compares all GEMMs with fp64 in small sizes.
 
 namespace tranche::kernels {
 namespace {
@@ -24,7 +24,7 @@ Shape stored(bool transposed, std::int64_t rows, std::int64_t columns) {
   return transposed ? Shape{columns, rows} : Shape{rows, columns};
 }
 
-/// Operands that are multiples of 1/4 below 2: every sum of up to 65536 of their products is exact in fp32.
+/// Operands that are multiples of 1/4 below 2, so that every sum of up to 65536 products is exact in fp32.
 HostTensor quarters(Random& random, const Shape& shape) {
   std::vector<double> values(static_cast<std::size_t>(shape.elements()));
   for (double& value : values) value = static_cast<double>(random.integer(-7, 7)) / 4.0;
@@ -40,8 +40,8 @@ auto multiply(const Problem& p, const MatmulOptions& options, DataType c_dtype, 
   return c.bytes();
 }
 
-// Several panels and groups of them, blocks of the depth, blocks of turned rows, chunks of a workspace that
-// is too small for all of an operand: the same numbers, and the same bits in any cut.
+// Several panels and groups of panels, blocks of the depth, blocks of transposed rows, and chunks for a
+// workspace that cannot hold a whole operand: the numbers and bits are the same for any division.
 TEST(MatmulBf16, LongSumsAreExactInEveryCut) {
   if (!cpu::bf16_tiles_are_fast()) return;
   int point = 0;
@@ -81,7 +81,7 @@ TEST(MatmulBf16, LongSumsAreExactInEveryCut) {
   }
 }
 
-// A rank's or a micro-batch's part of a GEMM equals that part of the whole.
+// The part of a GEMM on a rank or in a micro-batch equals that part of the whole.
 TEST(MatmulBf16, RowsAndColumnsAreTheSameAloneAndAmongOthers) {
   if (!cpu::bf16_tiles_are_fast()) return;
   Random random(92);
@@ -146,8 +146,8 @@ TEST(MatmulBf16, BiasIsAddedToTheRoundedSum) {
   }
 }
 
-// The element behind a row of an odd depth is the next row's, and an infinity there is none of this one's
-// business.
+// The element after a row of odd depth belongs to the next row, and an infinity there must not change this
+// row.
 TEST(MatmulBf16, OddDepthsReadNothingBehindTheirRows) {
   if (!cpu::bf16_tiles_are_fast()) return;
   const double infinity = std::numeric_limits<double>::infinity();

@@ -1,4 +1,4 @@
-// Products on a GPU or its emulation, against the fp64 reference.
+// Compares GEMMs on a GPU or its emulation with the fp64 reference.
 
 #include <gmock/gmock.h>
 
@@ -34,7 +34,7 @@ Shape stored(bool transposed, std::int64_t rows, std::int64_t columns) {
 
 class MatmulGpu : public GpuTest {
  protected:
-  /// In any order, k fp32 products and sums err by less than (k + 2) 2^-24 of the sum of absolute
+  /// In any order the error of k fp32 products and sums is less than (k + 2) 2^-24 of the sum of absolute
   /// values (Higham, 2002, section 3.1); twice that allows for tensor cores, which truncate. The store adds a
   /// rounding.
   static std::vector<double> bound(const std::vector<double>& wanted, const std::vector<double>& magnitude,
@@ -71,7 +71,7 @@ class MatmulGpu : public GpuTest {
                                  << name_of(c_dtype))
         .GetString();
   }
-  /// Every element.
+  /// Compares every element.
   void check(const Problem& p, const MatmulOptions& options, DataType dtype, DataType c_dtype,
              Random& random) {
     SCOPED_TRACE(text_of(p, options, dtype, c_dtype));
@@ -82,8 +82,9 @@ class MatmulGpu : public GpuTest {
     reference::matmul(shape, absolute(all.a), absolute(all.b), options.accumulate, magnitude);
     expect_within(all.got, wanted, bound(wanted, magnitude, p.k, c_dtype), "c");
   }
-  /// The corners and some 2,000 drawn elements, each a dot product: of a large problem the whole reference
-  /// takes many seconds. Tiles of 64 x 64 meet ten draws each in the largest problem here.
+  /// Compares the corners and some 2,000 drawn elements, each computed as a dot product, because the whole
+  /// reference of a large problem takes many seconds. In the largest problem here each tile of 64 x 64 has
+  /// about ten draws.
   void check_drawn(const Problem& p, const MatmulOptions& options, DataType dtype, DataType c_dtype,
                    Random& random) {
     SCOPED_TRACE(text_of(p, options, dtype, c_dtype));
@@ -110,7 +111,7 @@ class MatmulGpu : public GpuTest {
       look_at(random.integer(0, p.m - 1), random.integer(0, p.n - 1));
     }
     expect_within(got, wanted, bound(wanted, magnitude, p.k, c_dtype), "c, drawn");
-    // The elements that are not compared: c was poisoned with NaNs, and no sum is above k.
+    // The other elements are checked roughly: c was poisoned with NaNs, and no sum exceeds k.
     for (const double value : all.got) {
       if (!(std::abs(value) <= static_cast<double>(p.k) + 1)) {
         ADD_FAILURE() << "an element is " << value << "; " << repeat_line();
@@ -169,7 +170,7 @@ TEST_F(MatmulGpu, GivesTheSameBitsAgain) {
 TEST_F(MatmulGpu, FusedFormsAgreeWithTheReference) {
   Random random(73);
   for (DataType dtype : floating_dtypes) {
-    // Rows of a multiple of 8 elements are fused; the others are composed.
+    // Rows of a multiple of 8 elements are fused; others are composed.
     for (const Problem& p :
          {Problem{9, 16, 24}, Problem{17, 64, 8}, Problem{5, 7, 3}, Problem{0, 8, 8}, Problem{4, 8, 0}}) {
       SCOPED_TRACE(::testing::Message() << p.m << " x " << p.n << " x " << p.k << " " << name_of(dtype));
@@ -190,8 +191,8 @@ TEST_F(MatmulGpu, FusedFormsAgreeWithTheReference) {
         const double x = wanted[i];
         gelu[i] = 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
       }
-      // Composed forms round twice, and sums are below 26; gelu's slope is below 1.13, so a rounding of its
-      // argument counts as one of its result. 1e-4 is what approximations of tanh may err by.
+      // Composed forms round twice, and sums are below 26. The slope of gelu is below 1.13, so a rounding of
+      // its argument counts as one of its result. Approximations of tanh may have an error of 1e-4.
       const double r = rounding_of(dtype);
       expect_close(out.values(), wanted, 2.1 * r, 2 * r + 1e-5, "out");
       std::vector<double> turned;

@@ -1,4 +1,4 @@
-// On CPUs; matmul_gpu_test.cpp has the GPU's.
+// Tests on CPUs; matmul_gpu_test.cpp has those on GPUs.
 #include "tranche/kernels/matmul_rows.h"
 #include "tests/core/rounds.h"
 
@@ -66,8 +66,8 @@ TEST(MatmulRows, AgreesWithTheReferenceInEveryDtype) {
                 wanted[static_cast<std::size_t>(i * s.n + j)] = sum;
               }
             }
-            // Products below 1, a rounding of fp32 for each; a 16-bit c is rounded before and behind the
-            // bias.
+            // Each product is below 1 with one fp32 rounding; a 16-bit c is rounded before and after the bias
+            // is added.
             const double sums = static_cast<double>(s.k + 1) * 6e-8 * std::sqrt(static_cast<double>(s.k + 1));
             expect_close(
                 run.c.values(), wanted, 2 * rounding_of(c_dtype),

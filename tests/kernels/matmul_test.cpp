@@ -29,9 +29,9 @@ Shape stored(bool transposed, std::int64_t rows, std::int64_t columns) {
   return transposed ? Shape{columns, rows} : Shape{rows, columns};
 }
 
-/// Runs one GEMM and compares it with fp64. Whatever the order of the sum, the error of k fp32 products and
-/// additions stays below (k + 2) 2^-24 of the sum of absolute values (Higham, 2002, section 3.1); twice that
-/// allows for pairs added unrounded or truncated by dot-product instructions. The store adds one rounding.
+/// Runs one GEMM and compares it with fp64. In any order the error of k fp32 products and additions is less
+/// than (k + 2) 2^-24 of the sum of absolute values (Higham, 2002, section 3.1). Twice that allows for
+/// dot-product instructions, which add pairs unrounded or truncate. The store adds one rounding.
 void check_gemm(const Problem& problem, const MatmulOptions& options, DataType dtype, DataType c_dtype,
                 Machine& machine, Random& random) {
   const auto [m, n, k] = problem;
@@ -41,7 +41,7 @@ void check_gemm(const Problem& problem, const MatmulOptions& options, DataType d
   HostTensor a = random.tensor(dtype, stored(options.transpose_a, m, k));
   HostTensor b = random.tensor(dtype, stored(options.transpose_b, k, n));
   HostTensor c = options.accumulate ? random.tensor(c_dtype, {m, n}) : HostTensor(c_dtype, {m, n});
-  HostTensor before = c;  // for oneDNN's bf16, which is also tested where it is not the path taken
+  HostTensor before = c;  // for oneDNN's bf16 GEMM, which is also tested if it is not the chosen path
   const reference::MatmulShape shape{m, n, k, options.transpose_a, options.transpose_b};
   const auto absolute = [](std::vector<double> values) {
     for (double& value : values) value = std::abs(value);
@@ -95,7 +95,7 @@ TEST_P(Matmul, AgreesWithTheReferenceInOddSizes) {
       {64, 48, 2},    {37, 41, 97},
       {127, 130, 64}, {257, 33, 13},
       {19, 513, 21},  {9, 11, 769},
-      {16, 16, 32},  // from here to 250: what oneDNN is given
+      {16, 16, 32},  // from here to 250: sizes for which oneDNN is called
       {17, 33, 64},   {48, 16, 96},
       {250, 31, 416}, {random.integer(1, 70), random.integer(1, 70), random.integer(1, 70)}};
   for (const Problem& problem : problems) {
@@ -146,7 +146,7 @@ TEST(MatmulBits, RepeatAndForOwnTilesDoNotDependOnThreads) {
     };
     const auto first = run(2, minimum_workspace_bytes);
     EXPECT_EQ(first, run(2, minimum_workspace_bytes));
-    // oneDNN promises the same bits only for the same number of threads.
+    // oneDNN gives equal bits only for equal numbers of threads.
     if (matmul_path(DeviceKind::cpu, dtype).starts_with("oneDNN")) continue;
     for (int threads : {1, 3}) EXPECT_EQ(first, run(threads, minimum_workspace_bytes));
     EXPECT_EQ(first, run(3, 4 * minimum_workspace_bytes + 4096));
@@ -307,7 +307,8 @@ TEST(MatmulFused, OnTheCpuIsItsPartsToTheBit) {
   }
 }
 
-/// A linear layer with its weight stored [out, in], as Qwen2's with biases: the calls of models/linear.cpp.
+/// A linear layer whose weight is stored [out, in], like those of Qwen2 with biases: the calls of
+/// models/linear.cpp.
 TEST(MatmulFused, OutByInWeightsWithABiasAgreeWithFiniteDifferences) {
   constexpr std::int64_t rows = 5, in = 7, outs = 6;
   Random random(21);
@@ -327,7 +328,7 @@ TEST(MatmulFused, OutByInWeightsWithABiasAgreeWithFiniteDifferences) {
   const auto weight_slopes = finite_differences(w, [&](const auto& v) { return loss(at, v, b); });
   const auto bias_slopes = finite_differences(b, [&](const auto& v) { return loss(at, w, v); });
 
-  // The loss is linear in each: differences err by roundings over 2h.
+  // The loss is linear in each argument, so finite differences only have roundings over 2h.
   std::vector<double> d_x(rows * in), d_weight(outs * in), d_bias(outs, 0.0);
   reference::matmul({rows, in, outs, false, false}, gradient, w, false, d_x);
   reference::matmul({outs, in, rows, true, false}, gradient, at, false, d_weight);
@@ -384,7 +385,7 @@ TEST(MatmulFused, ErrorsNameTheOperandAndCostsAddUp) {
 TEST(MatmulGemm, AlignmentIsOfAddressAndStridesAndSixteenAtMost) {
   EXPECT_EQ(cuda::gemm_alignment(0, 0, 0), 16u);
   EXPECT_EQ(cuda::gemm_alignment(4096, 64, 0),
-            16u);  // a stage that puts a tensor elsewhere keeps its bits
+            16u);  // a stage that puts a tensor at another address must not change bits
   EXPECT_EQ(cuda::gemm_alignment(4096 + 16, 64, 0), 16u);
   EXPECT_EQ(cuda::gemm_alignment(4096 + 8, 64, 0), 8u);
   EXPECT_EQ(cuda::gemm_alignment(4096, 6, 0), 2u);
@@ -448,7 +449,7 @@ TEST(Matmul, SumsThatGoOnHaveTheBitsOfOneProduct) {
         EXPECT_TRUE(sums.bytes() == whole.bytes())
             << name_of(dtype) << " " << p.m << " x " << p.n << " x " << p.k << " " << transpose_b;
         EXPECT_TRUE(sums.guard_intact());
-        // A product that accumulates adds c before its sum or behind it.
+        // An accumulating product adds c before or after its sum.
         HostTensor before = random.tensor(DataType::float32, {p.m, p.n}), accumulated = before;
         matmul(machine.stream(), {.transpose_b = transpose_b, .accumulate = true}, a.view(), b.view(),
                accumulated.view(), machine.workspace());

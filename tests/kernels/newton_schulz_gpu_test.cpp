@@ -1,4 +1,4 @@
-// Newton-Schulz iterations on a GPU or its emulation, against the fp64 reference.
+// Compares Newton-Schulz iterations on a GPU or its emulation with the fp64 reference.
 
 #include <algorithm>
 #include <vector>
@@ -17,7 +17,7 @@ constexpr NewtonSchulzStep keller[] = {keller_step, keller_step, keller_step, ke
 
 class NewtonSchulzGpu : public GpuTest {
  protected:
-  /// A matrix of this shape whose block was made orthogonal; all else of it stays as it was.
+  /// A matrix with this shape whose block was orthogonalized; its other elements are unchanged.
   std::vector<double> orthogonal(const HostTensor& matrix, DataType dtype, const Shape& shape,
                                  const NewtonSchulzOptions& options, const MatrixBlock& block) {
     const Tensor on_matrix = on_gpu(matrix, dtype, shape);
@@ -25,7 +25,7 @@ class NewtonSchulzGpu : public GpuTest {
     const Tensor scratch = poisoned(fp32, words);
     newton_schulz(stream(), options, on_matrix.view(), block,
                   {scratch.view().data, words.elements() * size_of(fp32)});
-    scratch.values();  // looks at its guard
+    scratch.values();  // also checks its guard
     return on_matrix.values();
   }
 };

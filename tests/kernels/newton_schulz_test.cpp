@@ -63,7 +63,7 @@ TEST(NewtonSchulz, FollowsTheReferenceInFp64) {
   }
 }
 
-/// I - 2 v v^T / v^T v applied to the rows or columns of a matrix [rows, columns].
+/// Applies I - 2 v v^T / v^T v to the rows or columns of a matrix [rows, columns].
 void reflect(std::vector<double>& matrix, std::size_t rows, std::size_t columns, bool from_left) {
   const std::size_t extent = from_left ? rows : columns, others = from_left ? columns : rows;
   const auto at = [&](std::size_t i, std::size_t other) -> double& {
@@ -85,7 +85,7 @@ TEST(NewtonSchulz, BringsSingularValuesFromAHundredthOnNearOne) {
   for (const auto& [options, least, most] :
        {std::tuple(by_keller(), 0.682, 1.134), std::tuple(polar_express(), 0.859, 1.141)}) {
     for (double value = 0.01; value < 0.999; value *= 1.07) {
-      // Of norm 1, so that these are what the iterations begin with.
+      // The norm is 1, so the iterations begin with these values.
       const double values[] = {value, std::sqrt(1 - value * value)};
       std::vector<double> matrix(rows * columns);
       for (std::size_t i = 0; i < 2; ++i) matrix[i * columns + i] = values[i];

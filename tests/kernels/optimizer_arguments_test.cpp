@@ -1,5 +1,4 @@
-// Updates that change nothing, arguments that are read when the update runs, what is counted, what is
-// refused.
+// Updates that change nothing, arguments that are read when the update runs, counted work, and refusals.
 #include "tranche/kernels/optimizer_update.h"
 
 #include <cmath>
@@ -25,7 +24,7 @@ TEST(OptimizerUpdate, ArgumentsInMemoryAreReadWhenTheUpdateRuns) {
     no_momentum.momentum = 0;
     sgd_spec(no_momentum, plain_wanted, true);
     TestStream stream(1, DeviceKind::cpu, true);
-    AdamArguments adam;  // would write something else
+    AdamArguments adam;  // would write other values
     SgdArguments sgd;
     const UpdateSegment all{0, 77, 0};
     adam_update(stream, {&adam}, {&all, 1}, got.gradient.view(), got.master.view(), got.first.view(),

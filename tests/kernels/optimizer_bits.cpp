@@ -1,5 +1,6 @@
-// The results of the host optimizers, as one digest a case: the same lines on every instruction set and
-// machine. A program by itself, so that scripts/check_neon.sh can run it on an emulated 64-bit ARM too.
+// Prints the results of the host optimizers as one digest per case; they must be equal on every instruction
+// set and machine. It is a separate program, so that scripts/check_neon.sh can run it on an emulated 64-bit
+// ARM processor.
 
 #include <bit>
 #include <cmath>
@@ -15,7 +16,7 @@ namespace {
 using namespace tranche;
 using namespace tranche::kernels;
 
-/// SplitMix64 (Steele, Lea and Flood, 2014): the same numbers wherever integers are.
+/// SplitMix64 (Steele, Lea and Flood, 2014), which gives the same numbers on every machine.
 class Random {
  public:
   std::uint64_t next() {
@@ -24,7 +25,7 @@ class Random {
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return z ^ (z >> 31);
   }
-  /// Mostly of usual size, sometimes tiny, subnormal, zero or large.
+  /// Mostly ordinary values, sometimes tiny, subnormal, zero or large ones.
   float value() {
     const std::uint64_t bits = next();
     const float unit = static_cast<float>(static_cast<std::int32_t>(bits >> 40)) * 0x1p-23f - 1.0f;
@@ -111,7 +112,7 @@ std::uint64_t digest(const char* rule, DataType gradient_type, DataType moment_t
   return weight.digest(second.digest(first.digest(master.digest(0xcbf29ce484222325u))));
 }
 
-/// One line, and another where what is tuned by processor changes a bit.
+/// Prints one line, and another if tuning by processor changes a bit.
 void run(const char* rule, DataType gradient_type, DataType moment_type, DataType weight_type, std::int64_t n,
          bool variant) {
   const std::uint64_t own =

@@ -1,4 +1,4 @@
-// States in blocks: the update on decoded states, then the codes of what it leaves, on every device.
+// States in blocks: an update on decoded states, whose results are encoded again, on every device.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::int64_t range_elements = 5 * 256 + 4096;
 
-/// Segments begin with blocks; one is within a block, one of many.
+/// Segments begin at blocks; one is smaller than a block, one has many.
 std::vector<UpdateSegment> block_segments() {
   return {{0, 3, 0}, {256, 256, 1}, {512, 300, 0}, {1280, 4096 - 7, 2}};
 }
@@ -26,7 +26,7 @@ bool without_sign(const UpdateRule& rule, std::size_t slot) {
   return rule.states[slot].not_negative;
 }
 
-/// The operands of a rule: states in blocks and, of the same numbers, in fp32.
+/// The operands of a rule: states in blocks, and the same numbers in fp32.
 struct Operands {
   Operands(const UpdateRule& the_rule, const RuleValues& values, DataType gradient_type, DataType weight_type)
       : rule(the_rule),
@@ -53,7 +53,7 @@ struct Operands {
   void decode(std::size_t s) {
     detail::decode_blocks8(dtypes[s], bytes(s), {plain[s].as<float>(), range_elements});
   }
-  /// Encodes the segment's states of the update in fp32, as that in blocks should; others stay.
+  /// Encodes a segment's fp32 states after the update, as the update in blocks should; others do not change.
   void encode(std::size_t s, const UpdateSegment& segment) {
     const auto count = static_cast<std::size_t>(segment.count);
     detail::encode_blocks8(dtypes[s], {plain[s].as<float>() + segment.first, count},
@@ -164,7 +164,7 @@ TEST(OptimizerBlock8, UpdatesDecodedStatesAndEncodesWhatTheyAreThen) {
   }
 }
 
-// The directions whose squares count are those of the states as they are stored.
+// The squares are those of directions computed from the states as stored.
 TEST(OptimizerBlock8, LambsSumsAreOfStoredStates) {
   const UpdateRule& rule = rule_named("Lamb");
   RuleValues values(rule, "Lamb");

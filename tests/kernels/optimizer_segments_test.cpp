@@ -1,4 +1,5 @@
-// Ranges of several groups: each segment as an update of its own, and what lies between them untouched.
+// Ranges with several groups: each segment equals a separate update, and elements between segments do not
+// change.
 #include "tranche/kernels/optimizer_update.h"
 
 #include <algorithm>
@@ -55,7 +56,7 @@ TEST(OptimizerUpdate, ThreadsShareARangeNotItsSegments) {
   groups[1].weight_decay = 0;
   groups[2].step_size *= 2;
   auto segments = some_segments(large_size, 64, 9);
-  // One segment longer than a thread's range, across the border of two.
+  // One segment is longer than a thread's range and crosses the border of two.
   segments.erase(std::remove_if(segments.begin(), segments.end(),
                                 [](const UpdateSegment& s) { return s.first >= 20000; }),
                  segments.end());

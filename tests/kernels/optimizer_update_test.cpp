@@ -63,8 +63,8 @@ TEST(OptimizerUpdate, SgdIsTheSpecBitByBit) {
   }
 }
 
-/// Twenty steps beside the fp64 reference: fp32 moments and weights of order one stay within a few roundings
-/// a step, 20 * 4 * 2^-24 = 5e-6.
+/// Compares twenty steps with the fp64 reference: fp32 moments and weights of order one differ by a few
+/// roundings per step, 20 * 4 * 2^-24 = 5e-6.
 TEST(OptimizerUpdate, FollowsTheReferenceOverManySteps) {
   constexpr std::int64_t n = 103;
   const auto as_double = [](Guarded& values) {
@@ -172,7 +172,8 @@ TEST(OptimizerUpdate, StreamedWeightsAreTheSameBitsFromAnyElementOn) {
   }
 }
 
-/// Roots of subnormals, zeros of either sign and infinities, and an epsilon that is nothing or all.
+/// Square roots of subnormals, zeros of either sign and infinities, with an epsilon that is negligible or
+/// dominant.
 TEST(OptimizerUpdate, SecondMomentsOfEverySize) {
   std::vector<float> seconds{0, 0x1p-149f,     0x1.8p-140f, 0x1p-126f,       0x1.fffffep-127f, 1e-20f,
                              1, 0x1.fffffep0f, 1e20f,       0x1.fffffep127f, INFINITY,         -0.0f};

@@ -1,5 +1,5 @@
-// The kernel for GEMMs that cuBLASLt has no algorithm for, against the fp64 reference; on the emulated device
-// also behind a cuBLASLt that refuses what is not aligned.
+// Compares the kernel for GEMMs for which cuBLASLt has no algorithm with the fp64 reference; on the emulated
+// device also as the fallback of a cuBLASLt that refuses unaligned operands.
 
 #include "kernels/cuda/plain_gemm.h"
 
@@ -19,7 +19,8 @@ using namespace testing;
 
 class PlainGemm : public GpuTest {
  protected:
-  /// Twice k roundings of fp32 and one of the store, as in matmul_gpu_test.cpp; magnitudes are below `most`.
+  /// The bound is twice k fp32 roundings and one of the store, as in matmul_gpu_test.cpp; magnitudes are
+  /// below `most`.
   static void expect_near(const std::vector<double>& got, const std::vector<double>& wanted, std::int64_t k,
                           double most, DataType dtype) {
     const double r = dtype == DataType::float32 ? 0 : rounding_of(dtype);
@@ -30,7 +31,7 @@ class PlainGemm : public GpuTest {
 
 TEST_F(PlainGemm, TakesAnyStridesAndFactors) {
   Random random(81);
-  // Stored rows are longer than they need to be, and so are the distances between matrices.
+  // Rows are stored with padding between them, and so are matrices.
   const std::int64_t batch = 2, m = 19, n = 35, k = 33;
   for (DataType dtype : floating_dtypes) {
     for (int bits = 0; bits < 8; ++bits) {
@@ -84,7 +85,7 @@ TEST_F(PlainGemm, TakesAnyStridesAndFactors) {
           }
         }
         expect_near(got, wanted, k, most, c_dtype);
-        // Memory between rows and matrices stays as it was: NaNs where c was not read.
+        // Memory between rows and matrices is unchanged: NaNs where c was not read.
         for (std::size_t place = 0; place < after.size(); ++place) {
           const auto inside = static_cast<std::int64_t>(place) % p.next_c;
           if (inside < m * p.row_c && inside % p.row_c < n) continue;

@@ -34,7 +34,7 @@ std::int8_t code_of(Guarded& blocks, std::int64_t element) {
       .as<std::int8_t>()[element / quantized_block * quantized_block_bytes + element % quantized_block];
 }
 
-/// The contract, in fp64 where fp32 could round twice.
+/// Checks the contract, in fp64 where fp32 could round twice.
 void expect_contract(Guarded& values, Guarded& blocks, Guarded& read_back, const std::string& where) {
   for (std::int64_t b = 0; b < values.elements() / quantized_block; ++b) {
     float greatest = 0;
@@ -83,7 +83,7 @@ TEST(Quantization, BlocksHaveTheGreatestMagnitudeAndCodesToNearest) {
   }
 }
 
-/// Each number in place of one of a block of small ones, which it must not change but by its size.
+/// Puts each number into a block of small ones, which it must change only through the scale.
 TEST(Quantization, TiesExtremesAndZeros) {
   for (const auto& set : tested_instruction_sets()) {
     const cpu::InstructionSetForTest use(set);
@@ -104,7 +104,7 @@ TEST(Quantization, TiesExtremesAndZeros) {
       EXPECT_EQ(static_cast<int>(back.get(i)) % 2, 0) << i;
       EXPECT_EQ(std::abs(back.get(i) - values.get(i)), 0.5f) << i;
     }
-    // The greatest finite number is read back as a finite one, and nothing becomes infinite beside it.
+    // The greatest finite number is read back as a finite one, and no neighbour becomes infinite.
     for (std::int64_t i = 0; i < count; ++i) values.set(i, i % 2 == 0 ? -0.0f : 1e30f);
     values.set(255, -std::numeric_limits<float>::max());
     run();
@@ -112,7 +112,7 @@ TEST(Quantization, TiesExtremesAndZeros) {
     EXPECT_NEAR(back.get(255) / std::numeric_limits<float>::max(), -1.0f, 1e-6f);
     EXPECT_EQ(back.get(0), 0.0f);
     EXPECT_FALSE(std::signbit(back.get(0)));
-    // Blocks of zeros, and of numbers whose scale would be no normal number.
+    // Blocks of zeros, and of numbers whose scale would be subnormal.
     for (const float tiny : {0.0f, 0x1p-149f, 0x1.fffffep-120f}) {
       for (std::int64_t i = 0; i < count; ++i) values.set(i, i % 3 == 0 ? tiny : -tiny);
       run();

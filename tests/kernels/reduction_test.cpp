@@ -14,8 +14,8 @@
 namespace tranche::kernels::testing {
 namespace {
 
-/// The fixed order by recursion: a group is (group without its last rank) + its last rank, and all groups are
-/// (all groups but the last) + the last group.
+/// The fixed order as a recursion: a group is (the group without its last rank) + its last rank, and all
+/// groups are (all groups but the last) + the last group.
 float group_sum(std::span<const float> ranks) {
   if (ranks.size() == 1) return ranks[0];
   const float before = group_sum(ranks.first(ranks.size() - 1));
@@ -53,7 +53,7 @@ void expect_fixed_order(const OrderedSumCase& c, const std::string& set, int thr
   std::vector<float> values(static_cast<std::size_t>(c.ranks));
   for (std::int64_t i = 0; i < c.n; ++i) {
     for (std::size_t rank = 0; rank < values.size(); ++rank) values[rank] = pieces[rank].get(i);
-    if (c.group <= 0) {  // a fold, of sums of as many ranks
+    if (c.group <= 0) {  // a fold: sums of so many ranks are added in order
       const auto group = static_cast<std::size_t>(std::max(-c.group, 1));
       float folded = wanted.get(i);
       for (std::size_t first = 0; first < values.size(); first += group) {
@@ -105,8 +105,8 @@ TEST(OrderedSum, EverySizeAndThreadCount) {
   }
 }
 
-/// Written with non-temporal stores, which only whole and aligned vectors can be: every size around them,
-/// results and pieces at any address.
+/// Non-temporal stores need whole aligned vectors. Tests every size near these, with results and operands at
+/// any address.
 TEST(OrderedSum, IsInFixedOrderWithNonTemporalStores) {
   int point = 0;
   for (const auto& set : tested_instruction_sets()) {
@@ -159,7 +159,7 @@ TEST(OrderedSum, MayAliasAPiece) {
   }
 }
 
-/// Its definition: a cast to the communication dtype, and the sum of that one piece.
+/// Compares it with its definition: a cast to the communication dtype, and the sum of that single operand.
 void expect_cast_and_sum(DataType communication, DataType out, std::int64_t n, std::int64_t offset,
                          bool accumulate, int threads, const std::string& set) {
   Guarded source(DataType::float32, n, offset % 5);
@@ -168,7 +168,7 @@ void expect_cast_and_sum(DataType communication, DataType out, std::int64_t n, s
     source.set(0, NAN);
     source.set(1, -INFINITY);
     source.set(2, -0.0f);
-    source.set(3, -3e38f);  // beyond fp16, and to infinity in bf16 only by a carry that it does not have
+    source.set(3, -3e38f);  // beyond fp16; in bf16 only a wrong carry would make it infinite
     source.set(4, 1e-7f);
   }
   Guarded got(out, n, offset);
@@ -297,7 +297,7 @@ TEST(GradientStatistics, RangesOfExponentsAroundThoseOfTheFastWay) {
         Guarded gradient(DataType::float32, 4096);
         std::mt19937 engine(static_cast<unsigned>(below));
         for (std::int64_t i = 0; i < 4096;
-             ++i) {  // all but one near the greatest, so that the sums grow most
+             ++i) {  // all but one are near the greatest, so that the sums grow fastest
           const float mantissa = 2.0f - 0x1p-22f * static_cast<float>(engine() % 4 + 1);
           gradient.set(i, std::ldexp(mantissa, i == 77 ? greatest - below : greatest));
         }
@@ -308,7 +308,7 @@ TEST(GradientStatistics, RangesOfExponentsAroundThoseOfTheFastWay) {
   }
 }
 
-// Blocks of one number fill a lane alone; so many near the greatest fill all of them.
+// Blocks of one number use one lane only; many near the greatest use all of them.
 TEST(RunningSquares, AreExactWhateverTheBlocks) {
   if (on_gpu) GTEST_SKIP() << "a loop of the CPU's";
   std::mt19937 engine(5);
@@ -320,7 +320,7 @@ TEST(RunningSquares, AreExactWhateverTheBlocks) {
         cpu::RunningSquares squares;
         SquareSum wanted;
         for (std::int64_t done = 0; done < (size == 512 ? 1 << 20 : 20000); done += size) {
-          // In some runs, now and then, a block of other magnitudes.
+          // In some runs a few blocks have other magnitudes.
           const bool differs = spread % 17 != 0 && engine() % 50 == 0;
           const int other = differs ? static_cast<int>(engine() % 60) - 30 : 0;
           std::vector<float> block(static_cast<std::size_t>(size));
@@ -436,7 +436,7 @@ TEST(Digest, SeesIndexTensorAndEveryBit) {
   note(digest_of(values, 0, 0));
   std::sort(seen.begin(), seen.end());
   EXPECT_EQ(std::adjacent_find(seen.begin(), seen.end()), seen.end());
-  // The lanes are two witnesses, not one twice: each alone tells all these apart too.
+  // The two lanes are independent: each alone distinguishes all these cases.
   for (auto& [first, second] : seen) std::swap(first, second);
   std::sort(seen.begin(), seen.end());
   EXPECT_TRUE(std::adjacent_find(seen.begin(), seen.end(), [](const auto& a, const auto& b) {
@@ -467,7 +467,7 @@ TEST(Digest, WidensSixteenBitValues) {
   }
 }
 
-/// The mix is part of what reports and checkpoints hold: it must not change unnoticed.
+/// Reports and checkpoints contain digests, so the mix must not change unnoticed.
 TEST(Digest, KnownAnswer) {
   Guarded values(DataType::float32, 3);
   values.set(0, 1.0f);

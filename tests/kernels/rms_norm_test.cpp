@@ -20,11 +20,12 @@ constexpr float epsilon = 1e-5f;
 struct Sizes {
   std::int64_t rows, columns;
 };
-// Around vector widths, the 64-row blocks and the 64-column chunks of the sums; rows of 64 are of heads.
+// Sizes near vector widths, the 64-row blocks and the 64-column chunks of the sums; rows of 64 are those of
+// heads.
 constexpr Sizes odd_sizes[] = {{1, 1},   {1, 7},    {3, 16},   {5, 17},    {2, 31},   {63, 33}, {64, 8},
                                {65, 64}, {300, 64}, {129, 65}, {130, 127}, {7, 1031}, {0, 5}};
 
-/// Everything that one forward and backward reads and writes.
+/// All inputs and outputs of one forward and backward.
 struct Operands {
   HostTensor x, weight, d_out, out, rstd, d_x, weight_gradient;
 
@@ -68,7 +69,7 @@ TEST(RmsNorm, AgreesWithTheReferenceInEveryDtypeAndOddSizes) {
         reference::rms_norm_backward(rows, columns, run.d_out.values(), run.x.values(), run.weight.values(),
                                      run.rstd.values(), accumulate, d_x, weight_gradient);
         run.backward(machine.stream(), accumulate);
-        // d_x is rstd times a difference of terms of size 1 that may cancel.
+        // d_x is rstd times a difference of terms of size 1, which may cancel.
         double largest_rstd = 1;
         for (double value : rstd) largest_rstd = std::max(largest_rstd, value);
         expect_close(run.d_x.values(), d_x, rounding_of(dtype) + 1e-6,
@@ -83,9 +84,9 @@ TEST(RmsNorm, AgreesWithTheReferenceInEveryDtypeAndOddSizes) {
   }
 }
 
-/// LlamaRMSNorm of transformers 5.23 (epsilon 1e-6) on bf16, by hand: the sum of squares is 30, their mean
-/// 7.5, and rstd 0.365148. It rounds x rstd before it multiplies by the weight, which one rounding of ours
-/// may miss by two.
+/// Compares with LlamaRMSNorm of transformers 5.23 (epsilon 1e-6) on bf16, computed by hand: the sum of
+/// squares is 30, their mean 7.5, and rstd 0.365148. It rounds x rstd before it multiplies by the weight, so
+/// our single rounding may differ from it by two.
 TEST(RmsNorm, IsWithinTwoRoundingsOfTheOneThatRoundsInBetween) {
   HostTensor x(DataType::bfloat16, {1, 4}, std::vector<double>{1, 2, 3, 4});
   HostTensor weight(DataType::bfloat16, {4}, std::vector<double>{1, 0.5, -3, 1.0078125});
@@ -114,7 +115,7 @@ TEST(RmsNorm, BackwardAgreesWithFiniteDifferencesOfTheReference) {
   const auto x_slopes = finite_differences(x, [&](const auto& v) { return loss(v, weight); });
   const auto weight_slopes = finite_differences(weight, [&](const auto& v) { return loss(x, v); });
 
-  // Differences with h = 1e-5 err by 1e-9 or so.
+  // Finite differences with h = 1e-5 have errors of about 1e-9.
   std::vector<double> out(x.size()), rstd(3), d_x(x.size()), weight_gradient(weight.size(), 0.0);
   reference::rms_norm_forward(sizes.rows, sizes.columns, x, weight, epsilon, out, rstd);
   reference::rms_norm_backward(sizes.rows, sizes.columns, d_out, x, weight, rstd, false, d_x,
@@ -122,7 +123,7 @@ TEST(RmsNorm, BackwardAgreesWithFiniteDifferencesOfTheReference) {
   expect_close(d_x, x_slopes, 1e-7, 1e-8, "reference d_x");
   expect_close(weight_gradient, weight_slopes, 1e-7, 1e-8, "reference weight_gradient");
 
-  // fp32 arithmetic errs by less than 1e-5.
+  // fp32 arithmetic has errors of less than 1e-5.
   run.weight_gradient = HostTensor(fp32, {sizes.columns}, std::vector<double>(19, 0.0));
   run.forward(machine.stream());
   run.backward(machine.stream(), false);
@@ -130,8 +131,8 @@ TEST(RmsNorm, BackwardAgreesWithFiniteDifferencesOfTheReference) {
   expect_close(run.weight_gradient.values(), weight_slopes, 1e-5, 1e-5, "weight_gradient");
 }
 
-/// The sum is what goes on, too: its gradient is that of the norm on top of what came from further on, and is
-/// the gradient of both addends.
+/// The sum is an output as well. Its gradient is that of the norm plus the gradient that arrives for the
+/// output, and is the gradient of both addends.
 TEST(RmsNorm, OfAResidualSumHasTheGradientOfFiniteDifferences) {
   Random random(67);
   Machine machine;
@@ -189,7 +190,7 @@ TEST(RmsNorm, BitsDoNotDependOnThreads) {
   }
 }
 
-/// The sums of a few blocks at a time, of all at once, or none beside a second pass.
+/// The workspace may hold the sums of a few blocks at a time or of all at once, or none with a second pass.
 TEST(RmsNorm, BitsDoNotDependOnTheWorkspaceOfTheCpu) {
   if (on_gpu) GTEST_SKIP() << "a GPU's blocks follow from the shape and the workspace";
   Machine alone, several(3);
@@ -209,7 +210,7 @@ TEST(RmsNorm, BitsDoNotDependOnTheWorkspaceOfTheCpu) {
   }
 }
 
-/// One pass gives the bits of the two it stands for, on either device; in place on an addend too.
+/// One pass has the bits of the two passes that it replaces, on either device, also in place on an addend.
 TEST(RmsNorm, OfAResidualSumIsTheSumAndThenTheNorm) {
   Random random(66);
   for (DataType dtype : floating_dtypes) {
@@ -252,10 +253,11 @@ TEST(RmsNorm, WeightGradientSumsBlocksOf64RowsInOrder) {
     return weight_gradient.values()[0];
   };
   std::vector<double> last_of_block(rows, 0.0), before_last(rows, 0.0);
-  last_of_block[63] = large;  // the ones behind it are the next block's and come as a 2
+  last_of_block[63] = large;  // the following ones belong to the next block, whose sum is 2
   last_of_block[64] = last_of_block[65] = 1.0;
   EXPECT_EQ(gradient_of(last_of_block), large + 2.0);
-  before_last[62] = large;  // one of the ones is in its block, the other in the next: both are absorbed
+  before_last[62] = large;  // one of the ones is in its block, the other in the next one, so both are
+                            // absorbed
   before_last[63] = before_last[64] = 1.0;
   EXPECT_EQ(gradient_of(before_last), large);
 }
@@ -264,10 +266,10 @@ TEST(RmsNorm, ANaNOfAnyPatternStaysOne) {
   Machine machine;
   for (DataType dtype : floating_dtypes) {
     Random random(67);
-    Operands run(dtype, {3, 65}, random);  // `rstd` is as memory that was never written: all bits are ones
+    Operands run(dtype, {3, 65}, random);  // `rstd` is like memory that was never written: all bits are ones
     run.backward(machine.stream(), false);
     for (const double value : run.d_x.values()) ASSERT_TRUE(std::isnan(value)) << name_of(dtype);
-    run.x = HostTensor(dtype, {3, 65});  // the same of 16-bit operands
+    run.x = HostTensor(dtype, {3, 65});  // likewise for 16-bit operands
     run.forward(machine.stream());
     for (const double value : run.out.values()) ASSERT_TRUE(std::isnan(value)) << name_of(dtype);
   }

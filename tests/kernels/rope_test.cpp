@@ -22,7 +22,8 @@ RopeScaling llama3_scaling() {
 void expect_frequencies(const std::vector<float>& got, const std::vector<float>& wanted) {
   ASSERT_EQ(got.size(), wanted.size());
   for (std::size_t i = 0; i < got.size(); ++i) {
-    // PyTorch's power is within one unit in the last place of ours, which the reciprocal may double.
+    // PyTorch's power differs from ours by at most one unit in the last place, which the reciprocal may
+    // double.
     EXPECT_NEAR(got[i], wanted[i], std::ldexp(std::abs(wanted[i]), -22)) << i;
   }
 }
@@ -35,7 +36,8 @@ TEST(Rope, FrequenciesAreThoseOfTransformers) {
   expect_frequencies(rope_frequencies(16, 10000, {.kind = RopeScaling::Kind::linear, .factor = 3}),
                      {0x1.555556p-2f, 0x1.afc19ep-4f, 0x1.111112p-5f, 0x1.5967b2p-7f, 0x1.b4e81ap-9f,
                       0x1.1452f6p-10f, 0x1.5d867ep-12f, 0x1.ba1e56p-14f});
-  // Llama 3.1 8B: high frequencies stay, from the 30th on they are in between, from the 36th on an eighth.
+  // Llama 3.1 8B: high frequencies do not change, from the 30th on they are interpolated, from the 36th on
+  // they are an eighth.
   const std::vector<float> stretched = rope_frequencies(128, 500000, llama3_scaling());
   expect_frequencies(
       {stretched.begin() + 26, stretched.begin() + 38},
@@ -103,8 +105,8 @@ TEST(Rope, TableTakesMoreFrequenciesThanOneLaunch) {
 struct Sizes {
   std::int64_t rows, heads, head_dim, width;
 };
-// Widths around vectors, heads that are rotated in part, odd heads, nothing at all, more than the loop's
-// table.
+// Widths near vectors, heads that are rotated in part, an odd number of heads, empty operands, and more than
+// the loop's table.
 constexpr Sizes odd_sizes[] = {{1, 1, 2, 2},     {3, 2, 16, 16}, {5, 3, 34, 34}, {2, 1, 64, 64},
                                {7, 5, 128, 128}, {4, 3, 80, 20}, {3, 2, 7, 6},   {2, 3, 24, 24},
                                {5, 2, 66, 62},   {0, 2, 8, 8},   {3, 0, 8, 8},   {31, 9, 32, 32},
@@ -131,7 +133,7 @@ TEST(Rope, AgreesWithTheReferenceInEveryDtypeAndRotatesBack) {
         std::vector<double> wanted = given;
         reference::rope(inverse, table.values(), width, heads, head_dim, wanted);
         rope(machine.stream(), inverse, table.view(), heads, head_dim, x.view());
-        // Two products below 1 each, rounded, their sum and the result.
+        // Two rounded products below 1, their sum, and the result.
         expect_close(x.values(), wanted, rounding_of(dtype), 3e-7, "x");
         EXPECT_TRUE(x.guard_intact());
         rope(machine.stream(), !inverse, table.view(), heads, head_dim, x.view());
@@ -169,7 +171,7 @@ TEST(Rope, BitsDependOnNeitherThreadsNorInstructionSet) {
       rope(machine.stream(), false, table.view(), sizes.heads, sizes.head_dim, x.view());
       return x.bytes();
     };
-    // The scalar statement: products rounded, then the sum, then to the dtype.
+    // The scalar definition: products rounded, then the sum, then the cast to the dtype.
     std::vector<double> wanted = given.values();
     const auto angles = table.values();
     for (std::size_t head = 0; head < 1500; ++head) {
@@ -198,7 +200,7 @@ TEST(Rope, ANaNOfTheTableOfAnyPatternStaysOne) {
   Random random(58);
   for (DataType dtype : floating_dtypes) {
     HostTensor x = random.tensor(dtype, {2, 3 * 128});
-    HostTensor table(fp32, {2, 128});  // as memory that was never written: all bits are ones
+    HostTensor table(fp32, {2, 128});  // like memory that was never written: all bits are ones
     rope(machine.stream(), false, table.view(), 3, 128, x.view());
     for (const double value : x.values()) ASSERT_TRUE(std::isnan(value)) << name_of(dtype);
   }

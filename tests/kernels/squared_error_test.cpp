@@ -21,7 +21,7 @@ TEST(SquaredError, IsTheMeanOverColumnsSummedOverRows) {
   EXPECT_EQ(y.values(), (std::vector<double>{1, 0, -2, 0, -2, 3}));
 }
 
-/// The sum is fp64 like the reference's, in another order; the gradient rounds three times in fp32.
+/// The sum is fp64 like the reference's, in another order; the gradient has three fp32 roundings.
 TEST(SquaredError, FollowsTheReference) {
   Random random(1);
   Machine machine;

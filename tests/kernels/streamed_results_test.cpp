@@ -1,5 +1,5 @@
-// Results of 32 MiB and more go past the caches (is_streamed() of kernels/cpu/parallel.h): their bits are
-// those of small ones.
+// Results of 32 MiB and more are stored past the caches (is_streamed() in kernels/cpu/parallel.h). Their bits
+// must equal those of small results.
 
 #include <gmock/gmock.h>
 
@@ -21,7 +21,7 @@ using namespace testing;
 
 constexpr std::int64_t streamed_bytes = std::int64_t{32} << 20;
 
-/// A tensor's bytes again and again, from an aligned address on; its first dimension grows.
+/// A tensor that repeats another one's bytes, from an aligned address on; its first dimension is larger.
 class Repeated {
  public:
   Repeated(const HostTensor& one, const Shape& shape, std::int64_t copies)
@@ -34,7 +34,7 @@ class Repeated {
     for (std::int64_t copy = 0; copy < copies; ++copy) std::memcpy(at(copy), one.bytes().data(), piece_);
   }
   TensorView view() const { return {data_.get(), dtype_, Shape(sizes_)}; }
-  /// The first copy that is not the tensor's bytes, or -1.
+  /// The first copy that differs from the tensor's bytes, or -1.
   std::int64_t first_difference(const HostTensor& from) const {
     for (std::int64_t copy = 0; copy < copies_; ++copy) {
       if (std::memcmp(at(copy), from.bytes().data(), piece_) != 0) return copy;
@@ -61,7 +61,7 @@ std::int64_t copies_beyond_caches(DataType dtype, const Shape& shape) {
 TEST(StreamedResults, OfSwigluAreTheBitsOfSmallOnes) {
   Machine machine(2);
   Random random(171);
-  const Shape shape{24593};  // blocks of the loops lie across the copies, and the last is short
+  const Shape shape{24593};  // blocks of the loops cross the copies, and the last is short
   for (const DataType dtype : floating_dtypes) {
     const std::int64_t copies = copies_beyond_caches(dtype, shape);
     HostTensor gate = random.tensor(dtype, shape, -6, 6), up = random.tensor(dtype, shape),

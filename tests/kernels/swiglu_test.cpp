@@ -19,7 +19,7 @@ using namespace testing;
 
 constexpr auto fp32 = DataType::float32;
 
-/// Everything that one forward and backward reads and writes.
+/// All inputs and outputs of one forward and backward.
 struct Operands {
   HostTensor gate, up, d_out, out, d_gate, d_up;
 
@@ -37,7 +37,7 @@ struct Operands {
   }
 };
 
-/// Sizes around vector widths, primes, and one beyond the ranges that threads take.
+/// Sizes near vector widths, primes, and one larger than the ranges into which threads divide work.
 std::vector<std::int64_t> sizes() {
   std::vector<std::int64_t> result;
   for (std::int64_t n = 0; n <= 35; ++n) result.push_back(n);
@@ -84,7 +84,7 @@ TEST(Swiglu, ErrorOfSiluIsSmallFarOutToo) {
     const auto at = gate.values(), got = out.values(), slope = d_gate.values();
     const double error = dtype == fp32 ? 4e-7 : rounding_of(dtype);
     for (std::size_t i = 0; i < at.size(); ++i) {
-      // Left of -80 silu is below 1e-33, and taken for 0.
+      // Below -80 silu is less than 1e-33 and counts as 0.
       EXPECT_NEAR(got[i], reference::silu(at[i]), error * std::abs(reference::silu(at[i])) + 2e-33) << at[i];
       const double wanted =
           std::abs(at[i]) > 100 ? (at[i] > 0 ? 1.0 : 0.0) : reference::silu_derivative(at[i]);
@@ -98,7 +98,7 @@ TEST(Swiglu, ErrorOfSiluIsSmallFarOutToo) {
 
 TEST(Swiglu, NonFiniteValuesStayVisible) {
   constexpr double infinity = std::numeric_limits<double>::infinity();
-  constexpr std::size_t n = 39;  // whole vectors and a rest
+  constexpr std::size_t n = 39;  // whole vectors and a remainder
   std::vector<double> gates(n);
   for (std::size_t i = 0; i < n; ++i) gates[i] = std::array{double{NAN}, infinity, -infinity}[i % 3];
   for (DataType dtype : floating_dtypes) {
@@ -129,7 +129,7 @@ TEST(Swiglu, ReferenceBackwardAgreesWithFiniteDifferences) {
   };
   std::vector<double> d_gate(41), d_up(41);
   reference::swiglu_backward(gate, up, d_out, d_gate, d_up);
-  // Differences with h = 1e-5 err by 1e-10 or so.
+  // Finite differences with h = 1e-5 have errors of about 1e-10.
   expect_close(d_gate, finite_differences(gate, [&](const auto& v) { return loss(v, up); }), 0, 1e-8,
                "d_gate");
   expect_close(d_up, finite_differences(up, [&](const auto& v) { return loss(gate, v); }), 0, 1e-8, "d_up");
@@ -182,7 +182,7 @@ TEST(Swiglu, BitsDoNotDependOnThreadsAndResultsMayBeOperands) {
       run.forward_backward(machine.stream());
       EXPECT_TRUE(run.out.bytes() == wanted.out.bytes() && run.d_gate.bytes() == wanted.d_gate.bytes() &&
                   run.d_up.bytes() == wanted.d_up.bytes());
-      Operands in_place = given;  // out on d_out, d_gate on gate, d_up on up
+      Operands in_place = given;  // out replaces d_out, d_gate replaces gate, and d_up replaces up
       swiglu_forward_backward(machine.stream(), in_place.gate.view(), in_place.up.view(),
                               in_place.d_out.view(), in_place.d_out.view(), in_place.gate.view(),
                               in_place.up.view());

@@ -1,9 +1,10 @@
-# cmake -DSOURCE= -DWORK= -DCOMPILER= -DGENERATOR= -P broken_torch.cmake: this project, configured with folders that look like a
-# LibTorch and are of no use: with AUTO a warning says why and the rest goes on, with ON that is a fatal error.
+# cmake -DSOURCE= -DWORK= -DCOMPILER= -DGENERATOR= -P broken_torch.cmake
+# This test configures the project with folders that look like a LibTorch and cannot be used. With AUTO, CMake warns with the
+# reason and configures the project without the adapter; with ON, the reason is a fatal error.
 include(${CMAKE_CURRENT_LIST_DIR}/fake_torch.cmake)
 file(REMOVE_RECURSE ${WORK})
 file(MAKE_DIRECTORY ${WORK})
-# The smallest build, in one folder: what one LibTorch left in the cache must not serve for the next.
+# All configurations use one build folder, so that the test fails if cache entries of one LibTorch are used for the next one.
 set(options -S ${SOURCE} -B ${WORK}/build -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${COMPILER} -DTRANCHE_PLAIN_KERNELS=ON
     -DTRANCHE_MPI=OFF -DTRANCHE_CUDA=OFF -DTRANCHE_URING=OFF -DTRANCHE_TESTS=OFF -DTRANCHE_BENCHES=OFF -DTRANCHE_EXAMPLES=OFF)
 
@@ -28,7 +29,7 @@ endfunction()
 file(MAKE_DIRECTORY ${WORK}/empty)
 expect_broken(empty "/empty .TRANCHE_TORCH. holds no LibTorch")
 
-# Debian 12's: headers in include/, libraries in a folder of the architecture.
+# Debian 12 installs LibTorch with its headers in include/ and its libraries in lib/<architecture>/.
 fake_torch(${WORK}/debian 1.13 "${fake_new_abi}")
 file(RENAME ${WORK}/debian/lib ${WORK}/debian/its)
 file(MAKE_DIRECTORY ${WORK}/debian/lib)
@@ -45,11 +46,11 @@ fake_torch(${WORK}/half 2.15 "${fake_new_abi}")
 file(REMOVE ${WORK}/half/lib/libtorch_cpu.so)
 expect_broken(half "the LibTorch in [^ ]*/half has no libc10 or no libtorch_cpu")
 
-# A download that was cut off.
+# The library files are truncated, as after an interrupted download.
 fake_torch(${WORK}/cut_off 2.15 "${fake_new_abi}")
 expect_broken(cut_off "a program does not link with the LibTorch 2.15.0 in [^ ]*/cut_off: [^ ]*.*lib(c10|torch_cpu).so")
 
-# A wheel for CUDA without the wheels of what it asks for.
+# This is a CUDA wheel without the wheels of the libraries that it links.
 fake_torch(${WORK}/alone 2.15 "")
 function(library name code)
   file(WRITE ${WORK}/${name}.cpp "${code}")
@@ -63,7 +64,7 @@ configure(-DTRANCHE_LIBTORCH=ON -DTRANCHE_TORCH=${WORK}/alone "-DCMAKE_EXE_LINKE
 if(NOT status EQUAL 0 OR NOT output MATCHES "-- Tranche: LIBTORCH ON")
   message(FATAL_ERROR "with what it asks for: status ${status}: ${output}")
 endif()
-# As PyTorch's documentation has it: the prefix path is share/cmake of the wheel's folder.
+# PyTorch's documentation sets CMAKE_PREFIX_PATH to share/cmake in the wheel's folder.
 file(WRITE ${WORK}/alone/share/cmake/Torch/TorchConfig.cmake "message(FATAL_ERROR \"it is not to be read\")\n")
 set(rpath "-DCMAKE_EXE_LINKER_FLAGS=-Wl,-rpath-link,${WORK}/alone/lib")
 configure(-DTRANCHE_LIBTORCH=ON -UTRANCHE_TORCH -DCMAKE_PREFIX_PATH=${WORK}/alone/share/cmake ${rpath})
@@ -79,7 +80,7 @@ endif()
 file(REMOVE ${WORK}/alone/lib/libgpu_runtime.so)
 expect_broken(alone "a program does not link with the LibTorch 2.15.0 in [^ ]*/alone: libgpu_runtime.so, needed by")
 
-# None at all, and none was named: nobody is warned.
+# If there is no LibTorch and none was named, CMake does not warn.
 configure(-DTRANCHE_LIBTORCH=AUTO -UTRANCHE_TORCH
           "-DCMAKE_IGNORE_PATH=/usr/include/torch/csrc/api/include\\;/usr/local/include/torch/csrc/api/include")
 if(NOT status EQUAL 0 OR output MATCHES "CMake Warning" OR NOT output MATCHES

@@ -1,5 +1,6 @@
-# cmake -DBUILD= -DSOURCE= -DWORK= -DTORCH= ... -P consumer.cmake: installs, builds ./consumer, a project outside the tree, against
-# that, and runs it on two ranks; a LibTorch that is of no use is refused by name.
+# cmake -DBUILD= -DSOURCE= -DWORK= -DTORCH= ... -P consumer.cmake
+# This test installs the library, builds the project ./consumer against the installation and runs it on two ranks. Then it
+# configures that project with LibTorch folders that cannot be used, and expects an error that names the folder.
 function(run)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
   set(status "${status}" PARENT_SCOPE)
@@ -24,7 +25,7 @@ if(NOT output MATCHES "rank 1 of 2 learned: yes")
 endif()
 message("${output}")
 
-# Of no use: the user's own configuration ends with the reason (broken_torch.cmake has the other folders).
+# The configuration of the user's project fails with the reason. broken_torch.cmake tests the other folders.
 include(${CMAKE_CURRENT_LIST_DIR}/fake_torch.cmake)
 function(refuse name text)
   run(${CMAKE_COMMAND} -S ${SOURCE}/tests/libtorch/consumer -B ${WORK}/build-${name} ${options} -DTRANCHE_TORCH=${WORK}/${name})

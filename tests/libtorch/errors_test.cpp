@@ -1,4 +1,4 @@
-// What the adapter refuses, and how torch's memory is accounted for and limited.
+// Settings that the adapter refuses, and the accounting and limits of torch's memory.
 
 #include <gtest/gtest.h>
 
@@ -11,8 +11,8 @@
 namespace tranche::test {
 namespace {
 
-/// What ends an engine ends the communicator too, and MPI, whose finalization would wait for ever, with it.
-/// So each rank is alone here; a peer's errors are libtorch_throwing's.
+/// An error that ends an engine also ends the communicator and MPI, whose finalization would wait for ever.
+/// So each rank is alone here; libtorch_throwing tests errors of peers.
 Factory alone() {
   return [](const CommunicatorOptions& options) { return make_self_communicator(options); };
 }
@@ -32,7 +32,7 @@ TEST(LibTorchMemory, TorchsTensorsAreInTheLedgerAndUnderItsLimit) {
     {
       const at::Tensor some = torch::empty({1 << 20}, torch::kByte);
       EXPECT_EQ(runtime.ledger().total(Tier::device),
-                before + (1 << 20) + memory_alignment);  // with its header
+                before + (1 << 20) + memory_alignment);  // includes the header
     }
     Gpt net = seeded<Gpt>();
     lt::Trainer trainer(runtime, *net, {.config = config});
@@ -57,7 +57,7 @@ TEST(LibTorchMemory, TorchsTensorsAreInTheLedgerAndUnderItsLimit) {
   }
 }
 
-/// Of torch's own error, or of ours.
+/// The text of torch's own error, or of ours.
 template <class Function>
 std::string text_of_error(Function&& function) {
   try {
@@ -75,7 +75,7 @@ std::string refusal_of_second_trainer(Rank<Gpt>& rank) {
       [&] { const lt::Trainer second(rank.runtime, *rank.net, {.config = rank.config}); });
 }
 
-/// A network of one unit: what its step throws.
+/// The error of a step of a network with one unit.
 template <class Held, class... Arguments>
 std::string error_of_one(const Trial& run, Arguments... arguments) {
   struct NetImpl : torch::nn::Module {
@@ -149,7 +149,7 @@ TEST(LibTorchErrors, SayWhatToDo) {
            }),
            "parameter token.weight is used while its unit is not gathered");
   }
-  // Backward is the trainer's: another one would find no weights.
+  // Only the trainer runs backward; another backward would find no weights.
   expect(error_of([](Gpt& net) {
            lt::Loss loss = loss_of(net, 0, 2);
            loss.sum.backward({}, /*retain_graph=*/true);
@@ -172,7 +172,7 @@ TEST(LibTorchErrors, SayWhatToDo) {
     const std::string text = text_of_error([&] {
       rank.trainer.step([&](int) { return lt::Loss{loss_of(rank.net, 2, 2).sum + kept, 30}; });
     });
-    expect(text, "modified by an inplace operation");  // a graph that is kept over a step
+    expect(text, "modified by an inplace operation");  // a graph that is kept beyond the step
     expect(refusal_of_second_trainer(rank), "unit token is another Trainer's: a model has one at a time");
   }
 

@@ -1,5 +1,5 @@
-# fake_torch(<folder> <version> <c10's symbol>): a folder that the find module takes for a LibTorch, as far as it looks before it
-# links. A version of "" writes no version.h.
+# fake_torch(<folder> <version> <c10's symbol>) writes a folder that passes every check of the find module before the one that
+# links a program. If the version is "", it writes no version.h.
 function(fake_torch folder version symbol)
   file(REMOVE_RECURSE ${folder})
   set(api ${folder}/include/torch/csrc/api/include/torch)
@@ -15,5 +15,5 @@ function(fake_torch folder version symbol)
   file(WRITE ${folder}/lib/libtorch_cpu.so "")
 endfunction()
 set(fake_new_abi "_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_string")
-# Libraries of the old ABI name strings of the new one too, out of the C++ library.
+# A library of the old ABI also contains symbols of the new ABI's strings, which it takes from the C++ library.
 set(fake_old_abi "_ZN3c105ErrorC1ENS_14SourceLocationESs _ZGTtNSt11logic_errorC1ERKNSt7__cxx1112basic_string")

@@ -1,4 +1,4 @@
-// Formats in which states, gradients and weights are stored and sent, and one result for every number of
+// Formats in which states, gradients and weights are stored and sent, and equal results for every number of
 // ranks.
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ namespace {
 const std::string state_on_host = R"(, "offload_optimizer": {"device": "cpu"})";
 const std::string all_state_on_host = state_on_host + R"(, "offload_param": {"device": "cpu"})";
 
-/// Its hidden weights are large enough for states in blocks of 8 bits.
+/// A network whose hidden weights are large enough for states in blocks of 8 bits.
 struct WideImpl : torch::nn::Module {
   explicit WideImpl(double = 0)
       : in(this, "in", 8, 96), layers(this, "layers", 2, 96, 96), out(this, "out", 96, 1) {}
@@ -35,7 +35,7 @@ lt::Loss loss_of(Wide& model, std::int64_t first, std::int64_t count) {
   return {0.25 * (wrong * wrong).sum(), count};
 }
 
-/// Trains by each rule with moments of this format; returns AdamW's digest.
+/// Trains with each rule and moments in this format; returns AdamW's digest.
 std::string expect_the_bits_of_stage_0(const std::string& moments) {
   std::string of_adamw;
   for (const char* optimizer :
@@ -132,7 +132,7 @@ TEST(LibTorchFormats, QuantizedGradientsAndWeightsHaveTheSameBitsAtEveryStage) {
   }
 }
 
-/// Losses of 4 steps and the state after them.
+/// The losses of 4 steps and the state after them.
 template <class Net>
 std::string trained_by(std::unique_ptr<Communicator> group, int ranks, const Trial& run) {
   Rank<Net> rank(run, group_of(group), ranks, seeded<Net>());
@@ -141,7 +141,7 @@ std::string trained_by(std::unique_ptr<Communicator> group, int ranks, const Tri
   return text + text_of(rank.trainer.engine().state_digest());
 }
 
-/// 7 micro-batches, which neither 2 nor 3 ranks share evenly.
+/// Uses 7 micro-batches, which neither 2 nor 3 ranks can share evenly.
 template <class Net>
 void expect_one_result_for_every_number_of_ranks(Trial run) {
   run.invariant = 7;

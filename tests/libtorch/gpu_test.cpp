@@ -1,6 +1,6 @@
-// The adapter on a GPU: torch on the engine's stream, its memory in the ledger, the bits of every stage.
-// Without a GPU each test says why it skips; without LibTorch's CUDA parts there is one test, which says
-// that.
+// The adapter on a GPU: torch works on the engine's stream, its memory is in the ledger, and all stages have
+// equal bits. Without a GPU each test prints why it skips; without LibTorch's CUDA parts there is one test,
+// which prints that.
 
 #include <gtest/gtest.h>
 
@@ -54,7 +54,7 @@ struct LayersImpl : torch::nn::Module {
 };
 TORCH_MODULE(Layers);
 
-/// A rank alone, as torch's allocator and random numbers are of the process.
+/// A single rank, because torch's allocator and random numbers are global to the process.
 struct Alone {
   Config config;
   Runtime runtime;
@@ -120,7 +120,7 @@ TEST_F(LibTorchOnGpu, EveryStageHasTheSameBitsOnTheEnginesStream) {
   }
 }
 
-/// Units with batch norm count their samples twice when they run again, so that only weights are compared.
+/// Units with batch norm count their samples twice when they run again, so only weights are compared.
 TEST_F(LibTorchOnGpu, RecomputationDropsTheSame) {
   std::vector<double> losses[2];
   for (const bool recompute : {false, true}) {
@@ -140,7 +140,8 @@ TEST_F(LibTorchOnGpu, LossesAreThoseOfTheCpu) {
   Alone rank(run);
   for (int step = 0; step < 20; ++step) {
     const double wanted = of_cpu[static_cast<std::size_t>(step)];
-    EXPECT_NEAR(rank.step(step).loss, wanted, 1e-4 * wanted) << "step " << step;  // fp32 sums in other orders
+    EXPECT_NEAR(rank.step(step).loss, wanted, 1e-4 * wanted)
+        << "step " << step;  // fp32 sums are in other orders
   }
   EXPECT_LT(of_cpu.back(), 0.5 * of_cpu.front()) << "it learns";
 }

@@ -1,4 +1,4 @@
-// The adapter's laws under mpirun: the same bits at every stage, exact traffic and memory.
+// The adapter's laws under mpirun: equal bits at every stage, exact traffic and memory.
 
 #include <gtest/gtest.h>
 
@@ -59,7 +59,7 @@ TEST(LibTorchLaws, AlsoWithGradientsThatAreReducedOnceAStep) {
   }
 }
 TEST(LibTorchLaws, ConvolutionsHaveThem) {
-  // Recomputed, batch norm would count its samples twice (docs/guides/libtorch.md).
+  // With recomputation batch norm would count its samples twice (docs/guides/libtorch.md).
   std::string first;
   for (const Trial& run : ways()) {
     if (run.recompute) continue;
@@ -94,7 +94,8 @@ TEST(LibTorchBytes, ElementsSentAndStateAreTheFormulas) {
     for (const auto& axis : report["by_axis"]) {
       EXPECT_EQ(axis["elements"], axis["formula_elements"]) << run.json();
       if (run.stage == 3 && world().size() > 1) {
-        // Gathers: the embedding's four, two of each other unit; one reduction of each; two micro-batches.
+        // The embedding is gathered four times, each other unit twice, and each is reduced once, in each of
+        // two micro-batches.
         std::int64_t elements = 0;
         for (const UnitSpec& unit : engine.model().units()) {
           std::int64_t padded = 0;
@@ -110,7 +111,7 @@ TEST(LibTorchBytes, ElementsSentAndStateAreTheFormulas) {
     EXPECT_EQ(held[Category::parameters], bytes.parameters) << run.json();
     EXPECT_EQ(held[Category::gradients], bytes.gradients) << run.json();
     EXPECT_EQ(held[Category::optimizer], bytes.optimizer) << run.json();
-    // fp32 AdamW, several micro-batches: design.md's table, without padding.
+    // fp32 AdamW with several micro-batches: the table in design.md, without padding.
     const std::int64_t p = 4 * engine.model().parameters(), n = world().size();
     const std::int64_t wanted = run.stage == 0 ? 4 * p : run.stage < 3 ? 1 * p + 3 * p / n : 4 * p / n;
     EXPECT_NEAR(double(bytes.parameters + bytes.gradients + bytes.optimizer - bytes.padding), double(wanted),

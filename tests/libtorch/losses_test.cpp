@@ -1,4 +1,4 @@
-// Losses of 60 steps under a Trainer beside those of plain LibTorch with its own optimizers.
+// Compares the losses of 60 steps under a Trainer with those of plain LibTorch with its own optimizers.
 
 #include <gtest/gtest.h>
 
@@ -14,9 +14,9 @@
 namespace tranche::test {
 namespace {
 
-/// Losses of 60 steps by torch's own optimizer in one process, which goes through all ranks' micro-batches.
-/// With `zeros` a parameter without a gradient has one of zero, as under a Trainer, where torch's optimizers
-/// pass over it.
+/// The losses of 60 steps with torch's own optimizer in one process, which runs the micro-batches of all
+/// ranks. With `zeros` a parameter without a gradient gets a zero one, as under a Trainer; torch's optimizers
+/// would skip it.
 template <class Net, class Optimizer, class Options>
 std::vector<double> plain_losses(const Trial& run, Options options, bool zeros = false,
                                  void (*prepare)(Net&) = nullptr) {
@@ -63,9 +63,10 @@ void expect_losses_of(const Trial& run, const std::vector<double>& wanted, void 
     std::printf("largest difference %.1e of 60 losses, the last %.7f\n", worst, wanted[59]);
 }
 
-const std::string everything_decays = R"(, "decay": ["*"])";  // as in torch; here biases and norms do not
+const std::string everything_decays = R"(, "decay": ["*"])";  // as in torch; by default biases and norms do
+                                                              // not decay here
 
-/// Epsilon stands above the rounding of gradients, which Adam makes as large as any other.
+/// Epsilon exceeds the rounding of gradients, which Adam would make as large as any other gradient.
 Trial by_adamw() {
   return {.stage = 3,
           .optimizer = R"("AdamW", "params": {"lr": 0.0005, "weight_decay": 0.01, "eps": 1e-6})",
@@ -129,7 +130,7 @@ TEST(LibTorchLosses, WithFrozenUnitsAndParametersAreThoseOfPlainLibTorch) {
   }
 }
 
-/// Batch norm over all ranks, or, where there is no runtime, torch's own over the whole batch.
+/// Batch norm over all ranks or, without a runtime, torch's own over the whole batch.
 struct NormedImpl : torch::nn::Module {
   explicit NormedImpl(Runtime* runtime) {
     conv = std::make_unique<lt::Unit<torch::nn::Conv1d>>(this, "conv", torch::nn::Conv1dOptions(2, 4, 3));
@@ -147,7 +148,7 @@ struct NormedImpl : torch::nn::Module {
   lt::Loss loss(std::int64_t first, std::int64_t count) {
     const at::Tensor x =
         torch::sin((torch::arange(count * 14).view({count, 2, 7}) + first * 14).to(torch::kFloat) * 0.3f);
-    // Losses stay near 1, where fp32 is finer than the bound that they are held to.
+    // Losses stay near 1, where fp32 is more precise than the bound.
     const at::Tensor wrong = forward(x) - 0.2f * x.sum({1, 2}).unsqueeze(1);
     return {(wrong * wrong).sum(), count};
   }

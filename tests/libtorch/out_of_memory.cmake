@@ -9,7 +9,7 @@ foreach(rank RANGE ${last})
     message(FATAL_ERROR "rank ${rank} did not end with 3:\n${output}")
   endif()
 endforeach()
-# Who asked, in which unit's backward, and the table below it.
+# The message names the allocation and the unit whose backward pass made it, and the memory table follows.
 if(NOT output MATCHES "backward of stages.2: 'torch' .activations. asks for 256.00 MiB" OR
    NOT output MATCHES "workspace +[0-9.]+ MiB")
   message(FATAL_ERROR "the text has no cause or no table:\n${output}")

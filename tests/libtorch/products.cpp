@@ -1,5 +1,5 @@
-/// libtorch_products: products of both libraries in one process, against loops in double. Linked in three
-/// orders (CMakeLists.txt): each library must find its own functions whichever comes first.
+/// libtorch_products: compares GEMMs of both libraries in one process with loops in double. It is linked in
+/// three orders (CMakeLists.txt), in each of which each library must find its own functions.
 
 #include <dlfcn.h>
 #include <torch/torch.h>
@@ -60,7 +60,7 @@ int main() {
     expect("torch " + name, torch::matmul(a, b), a, b, tolerance);
     expect("torch linear " + name, torch::linear(a, b.t().contiguous()), a, b, tolerance);
     const at::Tensor image =
-        a.view({1, 96, 128}).transpose(1, 2).contiguous();  // a convolution of length 1 is a product
+        a.view({1, 96, 128}).transpose(1, 2).contiguous();  // a convolution of length 1 is a GEMM
     const at::Tensor out = torch::conv1d(image, b.t().contiguous().unsqueeze(-1));
     expect("torch conv1d " + name, out[0].t(), a, b, tolerance);
     expect("tranche again " + name, of_tranche(*device, a, b), a, b, tolerance);

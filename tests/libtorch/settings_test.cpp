@@ -1,5 +1,5 @@
-// Each setting of the configuration that a module of LibTorch can have, with the bits of stage 0 where it is
-// to have them.
+// Each setting of the configuration that a LibTorch module supports, with the bits of stage 0 if they must be
+// equal.
 
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ TEST(LibTorchSettings, EveryOptimizerHasTheSameBitsAtEveryStageAndTier) {
   }
 }
 
-/// The tied embedding, norms and biases are AdamW's; a fused weight is three matrices.
+/// AdamW updates the tied embedding, norms and biases; a fused weight counts as three matrices.
 TEST(LibTorchSettings, MuonTakesTheMatricesThatAreNamed) {
   const std::string host = R"(, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"})";
   Trial run{.optimizer = R"("Muon", "params": {"lr": 0.002})",
@@ -39,7 +39,7 @@ TEST(LibTorchSettings, MuonTakesTheMatricesThatAreNamed) {
   EXPECT_EQ(digest_after<Gpt>(run, 3, 0.1), first);
   run.zero = host;
   EXPECT_EQ(digest_after<Gpt>(run, 3, 0.1), first);
-  run.matrices = {{"layers.*"}};  // the fused weight as one
+  run.matrices = {{"layers.*"}};  // the fused weight counts as one
   EXPECT_NE(digest_after<Gpt>(run, 3, 0.1), first);
 
   Rank<Gpt> rank(run, all_ranks(), world().size(), seeded<Gpt>());
@@ -70,7 +70,8 @@ TEST(LibTorchSettings, WhatTheConfigurationFreezesIsAsIfTheModuleHadFrozenIt) {
   }
 }
 
-/// Keys of which each changes neither a module's part nor a bit beside the same run at stage 0.
+/// Each of these keys changes neither a rank's part of a module nor any bit compared with the same run at
+/// stage 0.
 TEST(LibTorchSettings, OtherKeysHaveTheBitsOfStage0) {
   struct Keys {
     std::string top = {}, zero_of_both = {}, zero = {}, tranche_of_both = {}, tranche = {};
@@ -147,7 +148,7 @@ TEST(LibTorchSettings, ClippingAndFp16HaveTheSameBits) {
   }
 }
 
-/// At every stage a step of which one rank's gradient is not finite changes nothing, and halves the scale.
+/// At every stage a step in which one rank's gradient is not finite changes nothing and halves the scale.
 TEST(LibTorchSettings, LossScalingSkipsAStepThatOverflows) {
   for (const int stage : {0, 3}) {
     Rank<Gpt> rank({.stage = stage, .recompute = stage == 3, .precision = "fp16"}, all_ranks(),
@@ -156,7 +157,7 @@ TEST(LibTorchSettings, LossScalingSkipsAStepThatOverflows) {
     for (int step = 0; step < 4; ++step) scale = rank.step(step).loss_scale;  // past the first overflows
     ASSERT_TRUE(rank.step(4).applied);
     const std::string before = text_of(rank.trainer.engine().state_digest());
-    for (int overflow = 0; overflow < 2; ++overflow) {  // of which the default patience forgives one
+    for (int overflow = 0; overflow < 2; ++overflow) {  // the default patience allows one of them
       const StepResult skipped = rank.trainer.step([&](int m) {
         lt::Loss loss = loss_of(rank.net, 2 * rank.runtime.rank(), 2);
         if (m == 1 && rank.runtime.rank() == rank.runtime.size() - 1)
@@ -176,7 +177,7 @@ TEST(LibTorchSettings, LossScalingSkipsAStepThatOverflows) {
 
 TEST(LibTorchSettings, CopiesOfAShardedModelHaveTheBitsOfOneGroup) {
   if (world().size() % 2 != 0) GTEST_SKIP() << "an odd number of ranks";
-  // Copies add within their ranks first, and so does this group.
+  // Replicas first add within their ranks, and so does this group.
   const std::string group = R"(, "reduction_group": )" + std::to_string(world().size() / 2);
   const std::string one = digest_after<Gpt>({.stage = 3, .tranche = group}, 3, 0.1);
   for (const char* replicate : {"all", "parameters"}) {
@@ -202,7 +203,7 @@ struct CountingImpl : torch::nn::Module {
 };
 TORCH_MODULE(Counting);
 
-/// Trains a list of units for a step, and returns how often their forward ran.
+/// Trains a list of units for a step; returns the number of their forward runs.
 int calls_of_a_step(bool configured, std::vector<std::string> named) {
   struct NetImpl : torch::nn::Module {
     lt::Units<Counting> list{this, "list", 3};
@@ -229,7 +230,7 @@ TEST(LibTorchSettings, UnitsAreRecomputedThatAreNamedOrListed) {
   EXPECT_EQ(calls_of_a_step(true, {"*"}), 8);
 }
 
-/// Ranks feed different samples, so that their running means differ unless rank 0's are taken.
+/// Ranks use different samples, so their running means differ unless rank 0's are used.
 TEST(LibTorchSettings, BuffersAreOfARankOrRank0s) {
   const Trial run{.stage = 3};
   const Config config = parse_config(run.json(), world().size());

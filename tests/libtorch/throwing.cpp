@@ -1,9 +1,9 @@
 /// libtorch_throwing WHERE CAUGHT: a run of the adapter in which rank 1 throws in its second step.
-///   WHERE   forward: in a unit; hook: in a hook of autograd's on a gradient; backward: in a node;
-///           recomputation: in a unit that backward runs again; memory: a torch operator in backward asks for
-///           more than the limit, in any number of ranks
-///   CAUGHT  inside the trainer's lifetime, outside of it (the runtime lives), or both
-/// Prints what tests/engine/check_throwing.py reads.
+///   WHERE   forward: in a unit; hook: in an autograd hook on a gradient; backward: in a node;
+///           recomputation: in a unit that backward runs again; memory: a torch operator in backward requests
+///           more than the limit, on any number of ranks
+///   CAUGHT  inside the trainer's lifetime, outside of it (while the runtime exists), or both
+/// Prints the lines that tests/engine/check_throwing.py reads.
 
 #include <chrono>
 #include <cstdio>
@@ -16,7 +16,7 @@ namespace {
 
 struct Way {
   std::string where, caught;
-  bool now = false;  ///< rank 1 in its second step
+  bool now = false;  ///< true on rank 1 in its second step
 };
 
 void throw_now() {
@@ -26,7 +26,7 @@ void throw_now() {
   throw std::runtime_error("file 7 of rank 1 has no tokens");
 }
 
-/// Asks torch for more than the limit in backward.
+/// Requests more memory than the limit from torch in backward.
 struct Hungry : torch::autograd::Function<Hungry> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,

@@ -1,4 +1,4 @@
-// What a Trainer does besides steps: checkpoints, initial weights, export, memory, errors.
+// A Trainer's functions besides steps: checkpoints, initial weights, export, memory, errors.
 
 #include <gtest/gtest.h>
 
@@ -33,7 +33,7 @@ TEST(LibTorchCheckpoints, SavedByTwoRanksLoadedByOneAndThree) {
     saved = text_of(rank.trainer.engine().state_digest());
     loss = rank.evaluate();
     mean = rank.net->first->norm->running_mean.sum().item<double>();
-    // Goes on, and back.
+    // Continues, then returns to the checkpoint.
     rank.step(3);
     EXPECT_NE(text_of(rank.trainer.engine().state_digest()), saved);
     rank.trainer.load(folder);
@@ -95,7 +95,7 @@ TEST(LibTorchCheckpoints, OfAnotherModuleAreRefused) {
   if (world().rank() == 0) std::filesystem::remove_all(folder);
   world().barrier({"", "clean", Traffic::control}).wait();
   Rank<Convolutions> rank({.stage = 3}, all_ranks(), world().size(), seeded<Convolutions>());
-  rank.trainer.engine().save(folder, {.wait = true});  // without buffers
+  rank.trainer.engine().save(folder, {.wait = true});  // saves without buffers
   const std::string text = message_of<CheckpointError>([&] { rank.trainer.load(folder); });
   EXPECT_NE(text.find("has no buffer first.norm.running_mean of fp32[5] (it has none)"), std::string::npos)
       << text;
@@ -145,7 +145,7 @@ TEST(LibTorchExport, SafetensorsAndTorchSaveHaveTheWeightsAndBuffers) {
               rank.trainer.export_torch("/nonexistent/x.pt");
             }).find("cannot write /nonexistent/x.pt"),
             std::string::npos);
-  rank.step(1);  // training goes on
+  rank.step(1);  // training continues
   if (world().rank() != 0) return;
   Convolutions plain;
   torch::load(plain, torch_file);

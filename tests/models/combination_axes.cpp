@@ -1,4 +1,4 @@
-// The axes of the covering arrays, and what may not meet.
+// The axes of the covering arrays, and the combinations that are excluded.
 
 #include <algorithm>
 #include <array>
@@ -114,7 +114,7 @@ std::vector<CombinationAxis> combination_axes() {
   }));
   axes.push_back(of_two("tensor", true, "tensor", [](Combination& c) {
     c.tensor = 2;
-    if (c.pipeline > 1) c.ranks *= 2;  // two data ranks, as with either
+    if (c.pipeline > 1) c.ranks *= 2;  // two data ranks, as without a pipeline
   }));
   axes.push_back(of_two("context", true, "context", [](Combination& c) {
     c.context = 2;
@@ -174,7 +174,7 @@ std::vector<CombinationAxis> combination_axes() {
       {nothing(), master("master-split", MasterFormat::split, false),
        master("master-none", MasterFormat::none, false), master("master-random", MasterFormat::none, true)});
   const auto frozen = [](Combination& c) {
-    // Tensors of the embedding (of the head's unit where that is tied), some of a block, and a whole block.
+    // Tensors of the embedding (of the head's unit if it is tied), some of a block, and a whole block.
     if (c.architecture == Architecture::gpt) {
       c.config.frozen = {"transformer.wpe.weight", "transformer.h.0.ln_1.*", "transformer.h.2.*"};
     } else {
@@ -268,9 +268,9 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
   const auto with = [&](const char* p, auto&& of) {
     return (x.starts_with(p) && of(y, b, other)) || (y.starts_with(p) && of(x, a, value));
   };
-  // Refused: GPT-2 has learnt positions, and takes one document a row.
+  // Refused: GPT-2 has learned positions and supports one document per row.
   if (are("gpt", "documents")) return false;
-  // Refused: weights that are not sharded do not leave the device; copies add their sums up in a bracket of
+  // Refused: weights that are not sharded do not leave the device; replicas add their sums in an order of
   // their own.
   if (with("parameters-", [](const std::string& key, const CombinationAxis& axis, int) {
         return axis.name == "stage" && key != "stage-3";
@@ -278,31 +278,31 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
     return false;
   }
   if (are("replicas", "reduction-group")) return false;
-  // One sum for every number of ranks leaves no room for partial sums, of which there are as many as ranks.
+  // A sum that does not depend on the number of ranks excludes partial sums, whose number does.
   if (with("world-size-invariant", [](const std::string& key, const CombinationAxis& axis, int) {
         return (axis.name == "mesh" && !key.empty()) || key == "reduction-group" || key == "gradient-bf16" ||
                key == "set-batch";
       })) {
     return false;
   }
-  // Gradients and state are sharded over the copies, so stage 0 is out; new weights are exchanged on the
-  // device.
+  // Gradients and state are sharded over the replicas, so stage 0 is excluded; new weights are exchanged on
+  // the device.
   if (with("copies-of-parameters", [](const std::string& key, const CombinationAxis&, int) {
         return key == "stage-0" || key == "reduction-group" || key.starts_with("parameters-");
       })) {
     return false;
   }
-  // Refused: a stage's weights and kept inputs do not leave the device.
+  // Refused: the weights and checkpointed inputs of a pipeline stage do not leave the device.
   if (with("pipeline", [](const std::string& key, const CombinationAxis&, int) {
         return key.starts_with("parameters-") || key == "activations-cpu";
       })) {
     return false;
   }
-  // Refused: parts of blocks.
+  // Refused: ranks would have parts of blocks.
   if (are("tensor", "moments-block8")) return false;
   // A sample's gradient is a sum over the ranks of context.
   if (are("context", "world-size-invariant")) return false;
-  // Two parts of two data ranks take four here.
+  // Two parts on two data ranks need four ranks here.
   for (const char* axis_of_sample : {"tensor", "context"}) {
     if (with(axis_of_sample, [](const std::string&, const CombinationAxis& axis, int at) {
           return axis.name == "ranks" && at != 3;
@@ -310,19 +310,19 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
       return false;
     }
   }
-  // Two stages of two ranks take four here.
+  // Two stages of two ranks need four ranks here.
   if (with("pipeline", [](const std::string&, const CombinationAxis& axis, int at) {
         return axis.name == "ranks" && at != 3;
       })) {
     return false;
   }
-  // Beside bf16 weights alone, and of rules that know them.
+  // Supported only with bf16 weights, and by rules with support for them.
   for (const char* format : {"master-split", "master-none", "master-random"}) {
     if (are(format, "fp32") || are(format, "fp16") || are(format, "own-rule")) return false;
   }
-  // Weights in fp16 travel as they are.
+  // Weights in fp16 are sent unchanged.
   if (are("quantized-weights", "fp16")) return false;
-  // Two nodes take three or four ranks here, two copies of two ranks take four.
+  // Two nodes need three or four ranks here; two replicas of two ranks need four.
   if (with("nodes", [](const std::string&, const CombinationAxis& axis, int at) {
         return axis.name == "ranks" && at != 0 && at != 3;
       })) {
@@ -332,7 +332,7 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
     return p.name == "mesh" && at >= 2 && q.name == "ranks" && ranks != 3;
   };
   if (halves_without_four(a, value, b, other) || halves_without_four(b, other, a, value)) return false;
-  // Without effect: a rule of the program's declares its state's dtype itself; one rank has no peers.
+  // Without effect: a program's own rule declares the dtype of its state; a single rank has no peers.
   return !are("own-rule", "moments-bf16") && !are("own-rule", "moments-block8") &&
          !are("one-rank", "messages") && !are("one-rank", "shared") && !are("one-rank", "reduction-group") &&
          !are("one-rank", "replicas");
@@ -351,10 +351,10 @@ Combination start() {
   return c;
 }
 
-/// Sets the fields that follow from several values.
+/// Sets the fields that depend on several values.
 void complete(Combination& c) {
   if (c.ranks_of_sample() > 1) {
-    // Copies of two sharded ranks are copies of one here.
+    // Replicas of two sharded ranks become replicas of one rank here.
     c.config.mesh = c.config.mesh.empty() ? "" : "replicate=2, ";
     if (c.pipeline > 1) c.config.mesh += "pipeline=" + std::to_string(c.pipeline) + ", ";
     c.config.mesh += "shard=*";
@@ -362,7 +362,7 @@ void complete(Combination& c) {
     if (c.tensor > 1) c.config.mesh += ", tensor=" + std::to_string(c.tensor);
   }
   if (c.config.world_size_invariant) {
-    // The last round is short on three ranks, and on four where nothing is accumulated.
+    // The last round is short on three ranks, and on four without accumulation.
     c.config.micro_batch_size = 1;
     c.config.train_batch_size = 10 * c.config.accumulation_steps;
     c.config.accumulation_steps = 0;
@@ -371,11 +371,11 @@ void complete(Combination& c) {
   c.config.micro_batch_size = 12 / (data_ranks_of(c) * c.config.accumulation_steps);
 }
 
-/// The rows with a pipeline take its schedules in turn.
+/// Rows with a pipeline use its schedules in turn.
 std::string schedule_of_row(const Combination& c, const test::CoveringRow& row) {
   constexpr std::array schedules{"1f1b", "zb-v", "breadth-first", "zb-h1", "afab"};
   const auto sum = static_cast<std::size_t>(std::accumulate(row.begin(), row.end(), 0));
-  // A multiple of the stages, which interleaved takes, is rare.
+  // A multiple of the number of stages, which interleaved needs, is rare.
   const bool fits_interleaved =
       c.config.accumulation_steps > 0 && c.config.accumulation_steps % c.pipeline == 0 && !c.change_batch;
   return fits_interleaved && sum % 2 == 0 ? "interleaved" : schedules[sum % schedules.size()];
@@ -397,12 +397,12 @@ Combination plain_combination_of(const std::vector<CombinationAxis>& axes, const
   for (std::size_t i = 0; i < axes.size(); ++i) {
     axes[i].values[axes[i].changes_bits ? static_cast<std::size_t>(row[i]) : 0].apply(c);
   }
-  // The sums of the stages are those of as many data ranks, with the uses of tied tensors told apart. Parts
-  // of layers and of sequences are added in an order of their own.
+  // The sums of the stages equal those of as many data ranks that keep the uses of tied tensors separate.
+  // Parts of layers and of sequences are added in an order of their own.
   const bool copies = Mesh::parse(whole.config.mesh, whole.ranks).size(MeshAxis::replicate) > 1;
   c.ranks = data_ranks_of(c) * c.context * c.tensor;
-  // Sums of tensors that both stages read, or all ranks of tensor, have no bracket for the ranks of a copy,
-  // of which there are two here with the axis context.
+  // Sums of tensors that both stages read, or all ranks of tensor, have no reduction order for the ranks of a
+  // replica, of which there are two here with the axis context.
   const bool keeps_copies = copies && c.context > 1 && c.pipeline * c.tensor > 1;
   c.pipeline = 1;
   if (keeps_copies) c.config.mesh = "replicate=2";
@@ -413,12 +413,12 @@ Combination plain_combination_of(const std::vector<CombinationAxis>& axes, const
     c.ranks = c.tensor;
     return c;
   }
-  // The bracket of sums is that of the copies, and else of the nodes, where nothing else is said.
+  // The default reduction order of sums is that of the replicas, else that of the nodes.
   if (keeps_copies) return c;
   if (copies) {
     c.config.reduction_group = ranks_of_a_copy(whole);
   } else if (c.config.reduction_group == 0) {
-    // Ranks of a node that hold other parts of tensors add theirs up by themselves.
+    // Ranks of a node with other parts of tensors add theirs up separately.
     const int per_node = whole.config.debug.ranks_per_host;
     c.config.reduction_group = per_node == 0 || c.context == 1 ? per_node : std::max(1, per_node / c.tensor);
   }

@@ -19,7 +19,7 @@ Pair pair_of(const std::string& a, const std::string& b) {
   return {std::min(a, b), std::max(a, b)};
 }
 
-/// The capabilities of a side of an entry: keys, and groups as "@name".
+/// The capabilities on one side of an entry: keys, and groups as "@name".
 std::vector<std::string> expanded(const nlohmann::json& table, const nlohmann::json& side) {
   std::vector<std::string> keys;
   for (const std::string name : side) {
@@ -93,7 +93,7 @@ void expect_pairs_of_the_table(const std::string& test, const std::vector<Combin
       for (const std::string& b : capabilities) met.insert(pair_of(a, b));
     }
   }
-  // A bundle for GPU hosts carries the table beside the program, since the source tree of the build is not
+  // A bundle for GPU hosts has the table beside the program, because the build's source tree does not exist
   // there.
   const std::string path = test::beside_program("combinations.json", TRANCHE_COMBINATIONS);
   std::ifstream file(path);
@@ -101,7 +101,7 @@ void expect_pairs_of_the_table(const std::string& test, const std::vector<Combin
   const auto table = nlohmann::json::parse(file);
   std::map<std::string, std::string> axis_of;
   for (const auto& capability : table["capabilities"]) axis_of[capability["key"]] = capability["axis"];
-  std::set<Pair> settled;  // by this or an earlier entry
+  std::set<Pair> settled;  // settled by this or an earlier entry
   int held = 0;
   for (const auto& entry : table["cells"]) {
     for (const std::string& a : expanded(table, entry["between"])) {

@@ -1,4 +1,4 @@
-// The trainings themselves.
+// Runs the trainings of the covering arrays.
 
 #include "combinations.h"
 
@@ -21,10 +21,10 @@ namespace tranche::models {
 namespace {
 
 constexpr std::int64_t short_time_steps = 4;
-constexpr int first_steps = 4;  // as they come, recorded, and two as planned
+constexpr int first_steps = 4;  // dynamic, recorded, and two planned ones
 constexpr int later_steps = 2;
 
-/// Four runs of equal length where two ranks share out the tokens.
+/// Four parts of equal length if two ranks share the tokens.
 std::int64_t time_steps_of(const Combination& c) {
   return c.context > 1 ? 8 : 7;
 }
@@ -40,12 +40,12 @@ std::unique_ptr<const LanguageModel> model_of(const Combination& c) {
   LlamaConfig model = tiny_llama(c.architecture == Architecture::llama ? LlamaKind::llama : LlamaKind::qwen3);
   model.layers = 3;
   if (c.wide) model.inner = 173;
-  if (c.architecture == Architecture::llama) model.key_value_heads = 1;  // which ranks of a layer share
+  if (c.architecture == Architecture::llama) model.key_value_heads = 1;  // ranks of a layer share it
   model.attention_dropout = c.dropout;
   return std::make_unique<Llama>(model);
 }
 
-/// The tensor whose gradient a program changes; with adapters all else is frozen.
+/// The tensor whose gradient a program changes; with adapters everything else is frozen.
 const char* touched_by(const Combination& c) {
   if (c.config.lora.any()) {
     return c.architecture == Architecture::gpt ? "transformer.h.1.mlp.c_fc.lora_B.weight"
@@ -75,17 +75,18 @@ ModelSpec spec_of(const Combination& c) {
   return spec;
 }
 
-/// Half the rate in every update.
+/// Halves the learning rate in every update.
 class Halving final : public Schedule {
  public:
   double learning_rate(std::int64_t step) const override { return std::ldexp(0.02, static_cast<int>(-step)); }
   std::string describe() const override { return R"({"type": "halving"})"; }
 };
 
-/// The engine that goes on where another one saved. `plain` keeps what changes no bit as plain as it was.
+/// The engine that continues from the save of another one. `plain` keeps settings that change no bit at their
+/// simplest values.
 Combination continued_from(const Combination& before, bool plain) {
   Combination c = before;
-  if (c.continued == Continued::by_other_ranks) {  // and each with whole samples of its own
+  if (c.continued == Continued::by_other_ranks) {  // each with whole samples of its own
     c.ranks = data_ranks_of(before) == 3 ? 2 : 3;
     c.pipeline = c.tensor = c.context = 1;
     if (!c.config.world_size_invariant) {
@@ -105,7 +106,7 @@ Combination continued_from(const Combination& before, bool plain) {
     precision.stochastic_rounding = false;
   }
   if (Mesh::parse(before.config.mesh, before.ranks).size(MeshAxis::replicate) > 1) {
-    c.config.reduction_group = ranks_of_a_copy(before);  // copies are saved, one sharded model goes on
+    c.config.reduction_group = ranks_of_a_copy(before);  // replicas save, and one sharded model continues
   }
   if (before.pipeline > 1) c.config.tie_sum = TieSum::by_use;
   c.config.mesh = c.ranks_of_sample() == 1 ? "" : "shard=*";
@@ -143,7 +144,7 @@ class Training {
     const std::int64_t first = engine_.samples();
     train_step(*model_, engine_, [&](std::int64_t m) {
       const std::int64_t block = m * mesh().data_ranks() + mesh().data_rank(engine_.runtime().rank());
-      // Several micro-batches of a pipeline are open at once.
+      // With a pipeline several micro-batches are active at once.
       return batch(first + block * config.micro_batch_size, config.micro_batch_size, c_.pipeline > 1 ? m : 0);
     });
     if (c_.gradients == Gradients::before_step) scale_gradient(2);
@@ -176,7 +177,7 @@ class Training {
 
  private:
   const Mesh& mesh() const { return engine_.runtime().mesh(); }
-  /// Valid until the next one of the same place.
+  /// Valid until the next batch for the same place.
   TokenBatch batch(std::int64_t first, std::int64_t count, std::int64_t place) {
     while (static_cast<std::int64_t>(places_.size()) <= place)
       places_.emplace_back(engine_, time_steps_of(c_));
@@ -227,7 +228,7 @@ void with_engine(const Combination& c, DeviceKind device, const CommunicatorFact
   body(engine, runtime);
 }
 
-/// The first engine; its state stays in `folder` where another goes on from it.
+/// The first engine; its state stays in `folder` if another one continues from it.
 void first_engine(const Combination& c, Engine& engine, Runtime& runtime, const std::string& folder,
                   bool plain, CombinationOutcome& outcome) {
   Training training(c, engine, outcome);
@@ -307,14 +308,14 @@ CombinationOutcome train_combination(const Combination& combination, const Combi
   on(next, [&](Engine& engine, Runtime&, CombinationOutcome& mine) {
     LoadOptions options{.weights_only = c.continued == Continued::from_weights,
                         .convert_state = c.continued == Continued::in_another_dtype};
-    if (c.continued == Continued::partially) {  // that tensor keeps what a new engine has
+    if (c.continued == Continued::partially) {  // that tensor keeps its initial value
       options.partial = true;
       options.renames = {{touched_by(c), "another"}};
     }
     const LoadResult result = engine.load(place.folder + "/whole", options);
     EXPECT_EQ(result.differences.empty(), !options.partial);
     const kernels::Digest loaded = engine.state_digest();
-    // Frozen weights are kept in the compute dtype.
+    // Frozen weights have the compute dtype.
     const bool all = c.continued == Continued::at_another_stage || c.continued == Continued::by_other_ranks;
     if (all && engine.runtime().rank() == 0) {
       EXPECT_EQ(loaded, mine.last) << "what was loaded is not what was saved";

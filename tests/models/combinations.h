@@ -30,8 +30,8 @@ struct Combination {
   bool documents = false;  ///< several documents in a row
   bool lengths = false;    ///< micro-batches have changing lengths
   int ranks = 2;
-  int pipeline = 1;  ///< stages; each has as many of the ranks
-  int tensor = 1;    ///< parts of each layer, on neighbouring ranks
+  int pipeline = 1;  ///< stages, with equal numbers of ranks
+  int tensor = 1;    ///< size of the axis `tensor`: ranks that share each layer
   int context = 1;   ///< ranks that share the tokens of each sequence
   /// Ranks that share the samples of a data rank.
   int ranks_of_sample() const { return pipeline * tensor * context; }

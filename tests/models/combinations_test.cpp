@@ -1,5 +1,5 @@
-// Any two capabilities at once: a covering array of short trainings, each with the bits of the same
-// arithmetic at stage 0 and the bytes of its plan. tests/combinations.json says which pairs are held here.
+// Any two capabilities together: a covering array of short trainings, each with the bits of the same
+// arithmetic at stage 0 and the bytes of its plan. tests/combinations.json assigns pairs to these tests.
 
 #include "combination_checks.h"
 
@@ -19,7 +19,7 @@ namespace {
 
 using test::CoveringRow;
 
-/// A folder that goes away with the test, as all that trainings leave in it does with them.
+/// A folder that is removed with the test, including everything that trainings leave in it.
 class Combinations : public ::testing::Test {
  protected:
   Combinations()
@@ -38,7 +38,7 @@ class Combinations : public ::testing::Test {
   std::filesystem::path folder_;
 };
 
-/// Trains every row, and the same arithmetic at stage 0, which looks at its weights wherever a row may.
+/// Trains every row, and the same arithmetic at stage 0, which inspects its weights wherever a row may.
 class EveryRow : public Combinations {
  protected:
   void expect_bits_of_stage_zero(const std::vector<CombinationAxis>& axes,
@@ -60,7 +60,7 @@ class EveryRow : public Combinations {
 };
 
 #if defined(TRANCHE_COMBINATIONS_ON_GPU)
-/// Ranks that are threads share a GPU's launch queues, which suffice for no more.
+/// Ranks that are threads share a GPU's launch queues, which are sufficient for this many.
 constexpr int most_ranks_on_a_gpu = 4;
 
 class CombinationsOnAGpu : public EveryRow {
@@ -78,7 +78,7 @@ TEST_F(CombinationsOnAGpu, HaveTheBitsOfStageZero) {
   expect_bits_of_stage_zero(axes, rows, DeviceKind::cuda);
 }
 
-// The emulation takes minutes for them.
+// These take minutes on the emulation.
 class CombinationsOnAGpuSlow : public CombinationsOnAGpu {};
 TEST_F(CombinationsOnAGpuSlow, HaveTheBitsOfStageZero) {
   const std::vector<CombinationAxis> axes = combination_axes();
@@ -127,7 +127,7 @@ TEST_F(CombinationsOfTwo, ArePlannedToTheByte) {
 TEST(CoveringRows, HoldEveryPairThatCanMeet) {
   const std::vector<int> counts{4, 3, 1, 2, 3};
   const auto can = [](std::size_t a, int value, std::size_t b, int other) {
-    return a != 0 || b != 1 || value == 3 || other == 0;  // as stages and parameters that are away
+    return a != 0 || b != 1 || value == 3 || other == 0;  // for example stages and offloaded parameters
   };
   const std::vector<CoveringRow> rows = test::CoveringRows(counts, can).rows();
   EXPECT_LE(rows.size(), 17u)

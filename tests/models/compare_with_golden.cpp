@@ -1,5 +1,5 @@
-// compare_with_golden FOLDER: prints the differences of compare_with_golden() as one JSON object. A program
-// for scripts/compare_transformers.py.
+// compare_with_golden FOLDER: prints the result of compare_with_golden() as a JSON object, for
+// scripts/compare_transformers.py.
 
 #include <cstdio>
 #include <exception>

@@ -1,5 +1,5 @@
-// Models whose sequences the axis `context` of a mesh cuts: activations have the bits of one rank, losses and
-// gradients are those of one rank.
+// Models whose sequences the axis `context` of a mesh cuts: activations have the bits of one rank, and losses
+// and gradients are near those of one rank.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -58,7 +58,7 @@ TEST(ContextParallelGpt, GradientsAreThoseOfOneRank) {
   }
 }
 
-/// Models with heads of 32 elements, for which attention multiplies bf16 by loops of this repository.
+/// A model with heads of 32 elements, for which loops of this repository compute attention in bf16.
 Gpt wide_gpt() {
   GptConfig config = with_dropout(six_heads());
   config.width = 192;
@@ -74,7 +74,7 @@ Llama wide_llama(LlamaKind kind) {
   return Llama(config);
 }
 
-/// A row of a product has the same bits among any number of rows where its sum goes through k in order.
+/// A row of a product has the same bits among any number of rows if its sum goes through k in order.
 void expect_rows(const std::map<std::pair<std::int64_t, std::int64_t>, std::vector<float>>& actual,
                  const std::map<std::pair<std::int64_t, std::int64_t>, std::vector<float>>& wanted,
                  bool bits) {
@@ -98,7 +98,7 @@ void expect_rows(const std::map<std::pair<std::int64_t, std::int64_t>, std::vect
 void expect_activations(const LanguageModel& model, const ContextRun& run, ContextExchange exchange) {
   for (const DataType dtype : {DataType::bfloat16, DataType::float32}) {
     const bool bits = kernels::matmul_sum_order(DeviceKind::cpu, dtype).ascending;
-    if (dtype == DataType::bfloat16 && !bits) continue;  // a product's last bit is 2^-8 of it
+    if (dtype == DataType::bfloat16 && !bits) continue;  // the last bit of a product is 2^-8 of it
     Config config = config_of(1);
     config.precision.compute = config.precision.communication = dtype;
     const TokenRows one = forward_rows(1, model, config, run);
@@ -116,7 +116,7 @@ void expect_activations(const LanguageModel& model, const ContextRun& run, Conte
 }
 
 TEST(ContextParallel, ActivationsAndLogitsHaveTheBitsOfOneRank) {
-  // Runs of 48 and 24 tokens, which are no multiples of attention's tiles.
+  // Parts of 48 and 24 tokens, which are not multiples of attention's tiles.
   expect_activations(wide_gpt(), {.time = 192}, ContextExchange::gather);
   for (const LlamaKind kind : all_kinds) {
     expect_activations(wide_llama(kind), {.time = 192, .documents = true}, ContextExchange::gather);
@@ -199,7 +199,7 @@ Gpt eight_headed_gpt() {
   return Gpt(config);
 }
 
-/// Four heads of keys and values.
+/// A model with four heads of keys and values.
 Llama llama_to_exchange(LlamaKind kind) {
   LlamaConfig config = eight_heads(kind);
   config.key_value_heads = 4;
@@ -253,7 +253,7 @@ TEST(ContextExchangeOfHeads, ActivationsAndLogitsHaveTheBitsOfOneRank) {
   }
 }
 
-/// Bytes of the activations that a block of the model saves on a rank.
+/// The bytes of activations that a block of the model saves on a rank.
 std::int64_t saved_bytes(const LanguageModel& model, ContextExchange exchange, int tensors) {
   std::int64_t bytes = 0;
   Config config = on_mesh(context(2));
@@ -279,7 +279,7 @@ TEST(ContextExchangeOfHeads, KeepsTheOutputBesideWhatIsSavedAnyway) {
   const std::int64_t row = batch * 16 / 2 * std::int64_t{sizeof(float)};
   EXPECT_EQ(more(eight_headed_gpt(), 12), row * 24);
   EXPECT_EQ(more(llama_to_exchange(LlamaKind::llama), 15), row * 8 * 6);
-  // Backward of Qwen3's norms reads queries and keys from before them.
+  // The backward of Qwen3's norms reads queries and keys from before the norms.
   EXPECT_EQ(more(llama_to_exchange(LlamaKind::qwen3), 15), row * (8 + 8 + 4) * 6);
 }
 
@@ -306,7 +306,7 @@ TEST(ContextExchangeOfHeads, HeadsThatRanksCannotShareAreRefused) {
                 "3"));
 }
 
-/// Elements that rank 0 sends over the axis in a micro-batch, and what ModelSpec::context_elements says.
+/// The elements that rank 0 sends on the axis in a micro-batch, and the value of ModelSpec::context_elements.
 std::int64_t sent(int ranks, const LanguageModel& model, bool recompute, std::int64_t time,
                   ContextExchange exchange = ContextExchange::gather) {
   std::int64_t elements = 0;

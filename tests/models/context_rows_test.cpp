@@ -13,7 +13,7 @@
 namespace tranche::models {
 namespace {
 
-/// A pass of 2 samples of 16 tokens on ranks of the axis `context`, beside `tensor` ones of the axis
+/// A pass of 2 samples of 16 tokens with `ranks` ranks on the axis `context` and `tensor` on the axis
 /// `tensor`.
 template <typename Body>
 void on_context(int ranks, int tensor, const Body& body) {
@@ -70,7 +70,7 @@ TEST(ContextRows, WithoutTheAxisTheBatchIsTheCallers) {
   });
 }
 
-/// dropout of ones over the rows of a rank, and the masks of the whole micro-batch.
+/// Applies dropout to ones in the rows of a rank, and compares with the masks of the whole micro-batch.
 TEST(ContextRows, DropoutHasTheMasksOfTheWholeMicroBatch) {
   std::vector<float> whole;
   on_context(1, 1, [&](const TokenData&, const Pass& pass) {

@@ -1,5 +1,5 @@
-// The axis `context` beside all others, at every ZeRO stage: losses of one rank in fp32, with dropout and
-// four documents a row.
+// The axis `context` together with all others, at every ZeRO stage: losses near those of one rank in fp32,
+// with dropout and four documents per row.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace tranche::models {
 namespace {
 
-/// A mesh in powers of two, and what else a training is given.
+/// A mesh in powers of two, and the other settings of a training.
 struct Point {
   int replicas = 1, stages = 1, shards = 1, context = 1, parts = 1;
   int zero = 0;
@@ -27,7 +27,7 @@ struct Point {
   }
 };
 
-/// All meshes of so many ranks with the axis context, at each stage of ZeRO.
+/// All meshes of `ranks` ranks with the axis context, at each ZeRO stage.
 std::vector<Point> points_of(int ranks, int most_parts) {
   std::vector<Point> points;
   for (int replicas = 1; replicas <= ranks; replicas *= 2) {
@@ -40,7 +40,7 @@ std::vector<Point> points_of(int ranks, int most_parts) {
             for (point.zero = 0; point.zero <= 3; ++point.zero) {
               point.exchange = ContextExchange::gather;
               points.push_back(point);
-              if (context > 2 || parts > 1) continue;  // there are not enough heads
+              if (context > 2 || parts > 1) continue;  // there are too few heads
               point.exchange = ContextExchange::ulysses;
               points.push_back(point);
             }
@@ -52,7 +52,7 @@ std::vector<Point> points_of(int ranks, int most_parts) {
   return points;
 }
 
-/// Eight samples a step in four micro-batches, which data ranks share out.
+/// Eight samples a step in four micro-batches, which data ranks share.
 Config config_at(const Point& point) {
   Config config = config_of(1);
   config.train_batch_size = 8;
@@ -77,7 +77,7 @@ void sweep(const LanguageModel& model, const ContextRun& run, int most_parts, bo
   int taken = 0;
   for (std::size_t number = 0; number < points.size(); ++number) {
     const Point& point = points[number];
-    // Some, of every number of ranks and stage of ZeRO.
+    // A selection with every number of ranks and every ZeRO stage.
     if (!every && number % 13 != 5) continue;
     if (every && !test::swept(static_cast<int>(number), 4)) continue;
     if (test::sanitized && point.ranks() > 4) continue;

@@ -1,4 +1,4 @@
-// Generation on a GPU, or its emulation, beside the CPU.
+// Compares generation on a GPU, or its emulation, with the CPU.
 #include <gtest/gtest.h>
 
 #include "device/cuda_probe.h"
@@ -31,7 +31,7 @@ TEST(GpuGeneration, WritesWhatTheCpuWrites) {
             if (device == DeviceKind::cpu) start = models::read_all(engine);
             for (const auto& [name, values] : start) {
               std::vector<float> larger(values.begin(), values.end());
-              for (float& value : larger) value *= 4;  // so that no two logits are near each other
+              for (float& value : larger) value *= 4;  // so that no two logits are close
               engine.write_weight(name, larger);
             }
             GenerationOptions options{.tokens = 12, .context = 16, .sampling = {.temperature = 0}};

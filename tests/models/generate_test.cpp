@@ -38,7 +38,7 @@ Config config_of(DataType dtype, int ranks, int stage) {
   return config;
 }
 
-/// The texts of rank 0, which all ranks have.
+/// The texts of rank 0, which are equal on all ranks.
 std::vector<Tokens> generated(const LanguageModel& model, const Prompts& prompts,
                               const GenerationOptions& options, int ranks = 1, int stage = 0,
                               DataType dtype = DataType::float32) {
@@ -60,7 +60,7 @@ TEST(Generate, GreedyTextsAreThoseOfWholePasses) {
   for (const LlamaKind kind : models::all_kinds)
     all.push_back(std::make_unique<Llama>(models::tiny_llama(kind)));
   for (const auto& model : all) {
-    for (const std::int64_t context : {0, 12}) {  // texts outgrow both, and a prompt is longer at the last
+    for (const std::int64_t context : {0, 12}) {  // texts exceed both, and one prompt is longer than the last
       SCOPED_TRACE(model->describe() + ", context " + std::to_string(context));
       GenerationOptions options{.tokens = 24, .context = context, .sampling = {.temperature = 0}};
       std::vector<Tokens> wanted;
@@ -90,7 +90,7 @@ TEST(Generate, DrawsDependOnSeedPromptAndPositionAlone) {
     GenerationOptions options{.tokens = 20,
                               .sampling = {.temperature = 1, .top_k = 40, .top_p = 0.9, .seed = 5}};
     const std::vector<Tokens> wanted = generated(model, ragged_prompts(), options, 1, 0, dtype);
-    for (const int ranks : {1, 2, 3, 7}) {  // seven: two have no prompt
+    for (const int ranks : {1, 2, 3, 7}) {  // with seven ranks two have no prompt
       for (const int stage : {0, 1, 2, 3}) {
         if (ranks == 7 && stage != 3) continue;
         EXPECT_EQ(generated(model, ragged_prompts(), options, ranks, stage, dtype), wanted)
@@ -117,7 +117,7 @@ TEST(Generate, TextsEndEachByItself) {
   GenerationOptions options{.tokens = 15, .sampling = {.temperature = 2, .seed = 3}};
   const std::vector<Tokens> whole = generated(model, ragged_prompts(), options);
   options.end_token = whole[1][4];
-  // Text 3 ends behind its second token; nothing ends text 0 but its length.
+  // Text 3 ends after its second token; only its length ends text 0.
   for (const int ranks : {1, 2}) {
     std::vector<Generation> texts;
     std::mutex mutex;
@@ -210,7 +210,7 @@ TEST(Generate, LogitsThatAreNotFiniteNameTheWeight) {
       weight[element] = value;
       engine.write_weight(tensor, weight);
       try {
-        // The position is that of one prompt's last token alone.
+        // The position is that of the last token of one prompt only.
         (void)generate(engine, model, Prompts{{1, 2}, {1, 2, 3, 4, 5}, {3}}, {.tokens = 2, .cache = cache});
       } catch (const NumericalError& error) {
         told[static_cast<std::size_t>(engine.runtime().rank())] = error.message();
@@ -220,7 +220,7 @@ TEST(Generate, LogitsThatAreNotFiniteNameTheWeight) {
   };
   for (const int ranks : {1, 2}) {
     for (const bool cache : {true, false}) {
-      // One rank alone has these logits, and all ranks say it.
+      // Only one rank has these logits, and all ranks report it.
       for (const std::string& text : refusals(ranks, "transformer.wpe.weight", 4 * 24, infinity, cache)) {
         EXPECT_EQ(
             text,
@@ -257,7 +257,8 @@ TEST(Generate, TheCacheIsAsLargeAsTheTextsNeed) {
         return false;
       };
       (void)generate(engine, model, ragged_prompts(), options);
-      // 11 tokens are the longest prompt; the model has 16 positions. Keys and values of 2 layers, 2 rows.
+      // The longest prompt has 11 tokens, and the model 16 positions. Keys and values are those of 2 layers
+      // and 2 rows.
       EXPECT_EQ(within - before, aligned_bytes(2 * 2 * 2 * (tokens == 3 ? 13 : 16) * 24 * 4));
       EXPECT_EQ(held(), before);
     });

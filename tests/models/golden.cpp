@@ -24,7 +24,7 @@ Floats values_of(const checkpoint::SafetensorsFolder& file, const checkpoint::Sa
   return values;
 }
 
-/// The vectors of golden.safetensors.
+/// The vectors in golden.safetensors.
 class Golden {
  public:
   explicit Golden(const std::string& path) : file_(detail::posix_file_system(), path), path_(path) {}
@@ -40,7 +40,7 @@ class Golden {
   std::string path_;
 };
 
-/// The batch of a step: tokens and targets [steps, batch, time], as floats.
+/// The batches of all steps: tokens and targets [steps, batch, time], as floats.
 struct GoldenBatches {
   std::int64_t steps, batch, time;
   std::vector<std::int32_t> tokens, targets;
@@ -53,7 +53,8 @@ struct GoldenBatches {
     targets.assign(read_targets.begin(), read_targets.end());
     for (std::int64_t i = 0; i < batch; ++i) samples.push_back(i);
   }
-  /// The batches with sequences of a multiple of so many tokens; targets behind the end are left out.
+  /// The batches with sequences padded to a multiple of `multiple` tokens; targets of the padding are
+  /// ignored.
   GoldenBatches padded(std::int64_t multiple) const {
     GoldenBatches made = *this;
     made.time = (time + multiple - 1) / multiple * multiple;
@@ -80,7 +81,7 @@ double relative(const Floats& found, const Floats& wanted) {
   return relative_distance({found.begin(), found.end()}, {wanted.begin(), wanted.end()});
 }
 
-/// The adapters of a folder that has some (scripts/compare_peft.py).
+/// The adapters in a folder, if it has any (scripts/compare_peft.py).
 LoraConfig adapters_in(const std::string& folder) {
   std::ifstream file(folder + "/adapter_config.json");
   if (!file) return {};
@@ -115,8 +116,8 @@ void load_weights(Engine& engine, const std::string& path) {
   if (used != weights.tensors().size()) throw CheckpointError(path + " has tensors that the model lacks");
 }
 
-/// Every logit of the first batch: a token's row is that behind the tokens up to it. With a cache of one row
-/// the first half of a sequence is its prompt.
+/// Compares every logit of the first batch: a token's row follows the tokens up to it. With a cache of one
+/// row the first half of a sequence is the prompt.
 double logits_difference(const Llama& model, Engine& engine, const GoldenBatches& batches,
                          const Floats& wanted, KeyValueCache* cache) {
   double largest = 0, difference = 0;
@@ -138,7 +139,8 @@ double logits_difference(const Llama& model, Engine& engine, const GoldenBatches
   return difference / largest;
 }
 
-/// Tokens of greedy generation, behind the first tokens of the first sequence, that are not `wanted`'s.
+/// The number of greedily generated tokens, after the first tokens of the first sequence, that differ from
+/// `wanted`.
 int generation_differences(const Llama& model, Engine& engine, const Floats& wanted) {
   constexpr std::size_t prompt = 8;
   std::vector<std::int32_t> tokens(wanted.begin(), wanted.begin() + prompt);

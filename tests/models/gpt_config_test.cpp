@@ -1,4 +1,4 @@
-// Presets, config.json in both directions, and every refusal by its text.
+// Presets, config.json in both directions, and the text of every refusal.
 #include "tranche/models/gpt_config.h"
 
 #include <gmock/gmock.h>
@@ -97,7 +97,7 @@ TEST(GptConfig, InitialisesAsGpt2Does) {
 
 TEST(GptConfig, OperationsFollowTheStatedFormula) {
   const auto config = GptConfig::preset("gpt2");
-  // 12 blocks of 12 * 768^2 matrix weights, the head's 50257 * 768, six operations each; and causal
+  // 12 blocks of 12 * 768^2 matrix weights and the head's 50257 * 768, with six operations each, and causal
   // attention.
   const double weights = 12.0 * 12 * 768 * 768 + 50257.0 * 768;
   EXPECT_DOUBLE_EQ(config.flops_per_token(1024), 6 * weights + 6.0 * 12 * 768 * 1025);

@@ -1,4 +1,4 @@
-// The GPT's gradients, and those of the reference they are measured against.
+// Compares the GPT's gradients with those of the reference, and tests the reference.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,8 +19,8 @@ struct Gradients {
   double loss = 0;
 };
 
-/// Gradients of one step over samples 0 ... 5, three to a micro-batch, with weights that differ from their
-/// initial values (biases are not zero) so that nothing is tested with factors of zero or one.
+/// The gradients of one step over samples 0 ... 5, three per micro-batch. The weights differ from their
+/// initial values (biases are not zero), so that no factor is zero or one.
 Gradients engine_gradients(const GptConfig& model, Config config, Tensors* weights = nullptr) {
   Gradients result;
   config.accumulation_steps = 2;
@@ -46,7 +46,7 @@ Gradients engine_gradients(const GptConfig& model, Config config, Tensors* weigh
   return result;
 }
 
-/// The masks of a batch as the dropout kernel draws them, from its contract: what it makes of ones.
+/// The masks of a batch as the dropout kernel draws them: its result for ones.
 reference_training::DropoutMasks masks_of(const GptConfig& model, const Config& config,
                                           const std::vector<std::int64_t>& samples) {
   return [&model, &config, &samples](std::uint32_t site, std::int64_t elements) {
@@ -63,7 +63,7 @@ reference_training::DropoutMasks masks_of(const GptConfig& model, const Config& 
   };
 }
 
-/// Gradients of the same step by the reference; with `config`, under its dropout.
+/// The gradients of the same step by the reference; with `config` under its dropout.
 Gradients reference_gradients(const GptConfig& model, const Tensors& weights,
                               const Config* config = nullptr) {
   Gradients result{reference_training::zeros(weights)};
@@ -134,7 +134,8 @@ TEST(Gpt, GradientsAgreeWithTheReference) {
   Tensors weights;
   const auto actual = engine_gradients(tiny_gpt(), plain_config(6), &weights);
   const auto wanted = reference_gradients(tiny_gpt(), weights);
-  // fp32 sums of up to 78 rows and 96 columns: a few times 2^-24 each, together well below 1e-5 in norm.
+  // fp32 sums of up to 78 rows and 96 columns have errors of a few 2^-24 each, together well below 1e-5 in
+  // norm.
   expect_near(actual.gradients, wanted.gradients, 1e-5);
   EXPECT_NEAR(actual.loss, wanted.loss, 1e-6 * wanted.loss);
 }
@@ -165,8 +166,8 @@ TEST(Gpt, GradientsUnderDropoutAgreeWithTheReference) {
 }
 
 TEST(Gpt, GradientsOf16BitsAgreeWithTheReferenceToTheirPrecision) {
-  // A 16-bit activation has a relative error of 2^-9 (bf16) or 2^-12 (fp16); a dozen roundings in a row, in
-  // forward and again in backward, were measured to add up to 0.019 and 0.0018 of a tensor's norm at most.
+  // A 16-bit activation has a relative error of 2^-9 (bf16) or 2^-12 (fp16). A dozen consecutive roundings,
+  // in forward and again in backward, added up to at most 0.019 and 0.0018 of a tensor's norm when measured.
   for (const auto& [dtype, tolerance] : {std::pair{DataType::bfloat16, 0.03}, {DataType::float16, 0.004}}) {
     auto config = plain_config(6);
     config.precision.compute = dtype;
@@ -188,7 +189,8 @@ TEST(Gpt, CheckpointingGivesTheSameBits) {
   for (const auto dtype : {DataType::float32, DataType::bfloat16}) {
     auto config = plain_config(6);
     config.precision.compute = dtype;
-    config.reduction = ReductionPolicy::micro_batch;  // stages are compared, and their policies differ
+    config.reduction = ReductionPolicy::micro_batch;  // stages are compared, and their default policies
+                                                      // differ
     const auto plain = engine_gradients(model, config);
     config.activation_checkpointing = true;
     for (const int every : {1, 2, 3, 5, 9}) {
@@ -207,7 +209,8 @@ TEST(Gpt, CheckpointingGivesTheSameBits) {
 }
 
 TEST(Gpt, VocabularyChunksChangeNoBit) {
-  // Three blocks of the head, the last of which is short: whole, and in chunks of one, two and three blocks.
+  // The head has three blocks, the last of which is short: computed as a whole, and in chunks of one, two and
+  // three blocks.
   auto model = tiny_gpt();
   model.vocabulary = 2 * head_block_columns + 809;
   int point = 0;
@@ -229,7 +232,7 @@ TEST(Gpt, VocabularyChunksChangeNoBit) {
       }
     }
     if (dtype != DataType::float32) continue;
-    // Blocks of the head add up to the model's: sums of 9001 terms, each a few times 2^-24.
+    // The blocks of the head add up to the model's: sums of 9001 terms, with errors of a few 2^-24 each.
     const auto wanted = reference_gradients(model, weights);
     EXPECT_NEAR(whole.loss, wanted.loss, 1e-6 * wanted.loss);
     expect_near(whole.gradients, wanted.gradients, 1e-5);
@@ -237,8 +240,8 @@ TEST(Gpt, VocabularyChunksChangeNoBit) {
 }
 
 TEST(Gpt, SavingActivationsChangesNoBitInAnyStage) {
-  // Per block, every k blocks with a group that stays gathered and one that does not, the chunked head; two
-  // ranks.
+  // Checkpoints for each block, for every k blocks with groups that stay gathered and that do not, the
+  // chunked head; two ranks.
   auto model = tiny_gpt();
   model.layers = 5;
   model.vocabulary = head_block_columns + 77;
@@ -249,7 +252,8 @@ TEST(Gpt, SavingActivationsChangesNoBitInAnyStage) {
     config.accumulation_steps = 2;
     config.micro_batch_size = 1;
     config.precision.compute = config.precision.communication = dtype;
-    config.reduction = ReductionPolicy::micro_batch;  // stages are compared, and their policies differ
+    config.reduction = ReductionPolicy::micro_batch;  // stages are compared, and their default policies
+                                                      // differ
     const auto train = [&] {
       return train_gpt(2, model, config, 2, 13, true, DeviceKind::cpu, nullptr, true);
     };
@@ -320,14 +324,14 @@ TEST(Gpt, OneTokenAndNoTokenToLearnFrom) {
       Gpt(model).forward_backward(
           engine, {{&token, DataType::int32, shape}, {&target, DataType::int32, shape}, samples});
     };
-    // A micro-batch whose targets are all ignored adds nothing, and in particular no NaN.
+    // A micro-batch in which all targets are ignored adds nothing, and in particular no NaN.
     run(7, kernels::ignored_label);
     run(3, 9);
     auto gradients = reference_training::zeros(weights);
     const std::vector<std::int32_t> token{3}, target{9};
     const auto loss = reference_training::gpt(model, weights, token, target, 1, &gradients);
     for (const auto& [name, values] : read_all(engine, true)) {
-      // With one key the scores have no gradient at all; what is left in query and key is rounding.
+      // With one key the scores have no gradient; only rounding is left in query and key.
       double difference = 0, size = 0;
       for (std::size_t i = 0; i < values.size(); ++i) {
         difference = std::max(difference, std::abs(values[i] - gradients[name][i]));

@@ -1,4 +1,4 @@
-// The laws of memory over drawn GPTs and configurations.
+// The laws of memory for drawn GPTs and configurations.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@
 namespace tranche::models {
 namespace {
 
-/// A GPT whose step takes a moment, everything else as it comes.
+/// A GPT whose step is quick; everything else is drawn.
 MemoryCase tiny_case(std::uint64_t index) {
   Draw draw(31, index);
   MemoryCase drawn;
@@ -25,7 +25,7 @@ MemoryCase tiny_case(std::uint64_t index) {
   model.heads = 1 + draw.below(4);
   model.width = model.heads * (4 + draw.below(9));
   model.inner = draw.flip() ? 0 : 1 + draw.below(90);
-  // Now and then several blocks of the head.
+  // Occasionally there are several blocks of the head.
   model.vocabulary =
       draw.below(8) == 0 ? head_block_columns + 1 + draw.below(3 * head_block_columns) : 2 + draw.below(300);
   model.positions = 1 + draw.below(24);
@@ -79,7 +79,7 @@ TEST(GptMemorySlow, PlansHoldToTheByteOverMany) {
   expect_plans_hold(tiny_case, test::sweep({60, 400}));
 }
 
-/// A GPT of some size, on meta only.
+/// A GPT of realistic size, only on meta.
 MemoryCase sized_case(std::uint64_t index) {
   Draw draw(32, index);
   MemoryCase drawn;
@@ -132,7 +132,7 @@ TEST(GptMemorySlow, StepsArePackedWithinTwoPercentOverMany) {
   expect_packed(test::sweep({100, 1500}));
 }
 
-/// The same case at every stage.
+/// Plans the same case at every stage.
 std::array<MemoryRun, 4> plan_stages(MemoryCase drawn) {
   std::array<MemoryRun, 4> runs;
   for (int stage = 0; stage < 4; ++stage) {
@@ -152,15 +152,15 @@ TEST(GptMemory, OneRankHoldsTheSameInEveryStage) {
     const std::array<MemoryRun, 4> runs = plan_stages(drawn);
     for (const MemoryRun& run : runs) {
       EXPECT_EQ(run.device().peak, runs[0].device().peak);
-      // An explicit policy is another schedule of the same state; within one everything is equal.
+      // An explicit policy gives another schedule of the same state; with one policy everything is equal.
       EXPECT_EQ(run.device().category_peak.bytes, runs[0].device().category_peak.bytes);
     }
     if (::testing::Test::HasFailure()) return;
   }
 }
 
-/// Bytes that a stage holds of units beside its shards, in the middle of a pass: from the sizes of the units
-/// alone.
+/// The bytes that a stage holds of units beside its shards, in the middle of a pass, computed from the sizes
+/// of the units.
 std::int64_t units_held(const MemoryCase& drawn, int stage) {
   const ModelSpec spec = Gpt::spec(drawn.model, drawn.sequence);
   Config config = drawn.config;
@@ -173,7 +173,8 @@ std::int64_t units_held(const MemoryCase& drawn, int stage) {
     for (const TensorSpec& tensor : unit.tensors) elements.push_back(tensor.shape.elements());
     sizes.push_back(detail::FlatLayout(elements, drawn.ranks).padded_elements());
   }
-  // The embedding's slot stays from the head to the end of backward, with a block's and its rounded copy.
+  // The embedding's slot stays from the head to the end of backward, together with a block's slot and its
+  // rounded copy.
   const std::int64_t wire =
       config.precision.communication == DataType::float32 ? 0 : size_of(config.precision.communication);
   std::int64_t bytes = slots ? sizes[0] * 4 + std::max(sizes[1] * (4 + wire), sizes[0] * wire) : 0;
@@ -201,7 +202,7 @@ TEST(GptMemory, AHigherStageTakesLessWhenItSavesMoreThanTheUnitsItHolds) {
       };
       const std::int64_t saved = state(lower) - state(higher);
       EXPECT_GE(saved, 0);
-      // Units that the lower stage holds need not be there when its memory is highest.
+      // Units that the lower stage holds need not exist when its memory is highest.
       const std::int64_t held = units_held(drawn, stage);
       (higher.device().peak <= lower.device().peak ? pays : does_not) += 1;
       if (saved >= held) {
@@ -209,7 +210,7 @@ TEST(GptMemory, AHigherStageTakesLessWhenItSavesMoreThanTheUnitsItHolds) {
             << "sized_case(" << index << ") stage " << stage << " saves " << saved << " and holds " << held
             << ": " << drawn.to_string();
       }
-      // The other side of the line: it never takes more than it holds beyond what it saves.
+      // The other bound: it never needs more than what it holds in addition minus what it saves.
       EXPECT_LE(higher.device().peak - lower.device().peak, held - saved + higher.step.live_peak / 50)
           << "sized_case(" << index << ") stage " << stage << ": " << drawn.to_string();
     }
@@ -220,7 +221,7 @@ TEST(GptMemory, AHigherStageTakesLessWhenItSavesMoreThanTheUnitsItHolds) {
 }
 
 TEST(GptMemory, BucketsTakeNoMemory) {
-  // Exchange passes through a staging buffer of fixed size: nothing is allocated by the size of a bucket,
+  // Exchanges go through a staging buffer of fixed size, so nothing is allocated in the size of a bucket,
   // however large or small beside the model.
   for (int stage = 0; stage < 4; ++stage) {
     MemoryCase drawn = sized_case(3);
@@ -235,9 +236,9 @@ TEST(GptMemory, BucketsTakeNoMemory) {
   }
 }
 
-/// The bytes that a step must hold at its highest moment, by the formulas of
-/// docs/internals/memory-formulas.md: model state without padding, units, activations. Nothing of workspace,
-/// staging buffer, alignment or packing.
+/// The bytes that a step must hold at its peak, by the formulas of docs/internals/memory-formulas.md: model
+/// state without padding, units and activations, but neither workspace nor staging buffer, alignment and
+/// packing.
 double must_hold(const MemoryCase& drawn) {
   const GptConfig& model = drawn.model;
   const Config& config = drawn.config;
@@ -259,7 +260,7 @@ double must_hold(const MemoryCase& drawn) {
   const double slot = boundary && g == 4 ? 0 : 4;
   const bool sent_as_is = config.precision.communication == DataType::float32 || drawn.ranks == 1;
   const double wire = sent_as_is ? 0 : size_of(config.precision.communication);
-  const double ahead = stage == 3 ? std::min<double>(config.depth, layers) : 0;  // units gathered
+  const double ahead = stage == 3 ? std::min<double>(config.depth, layers) : 0;  // gathered units
 
   const double stream = rows * w * b;  // one residual
   const double saved = rows * (7 * w + i) * b + rows * 16 + rows * static_cast<double>(model.heads) * 4;
@@ -271,23 +272,24 @@ double must_hold(const MemoryCase& drawn) {
           ? std::min(v, static_cast<double>(round_up(config.vocabulary_chunk, head_block_columns)))
           : v;
   const bool several = model.vocabulary > head_block_columns;
-  // The head's backward, with every block's activations.
+  // During the head's backward, with every block's activations.
   const double at_head = (stage == 3 ? b * (embedding + (ahead - 1) * block) : 0) + slot * embedding +
                          (again ? 0 : layers * saved) + (inputs + 1) * stream + stream + stream + 8 * rows +
                          12 * rows + rows * columns * 4 + stream + (b < 4 && several ? rows * w * 4 : 0) +
                          (b < 4 ? rows * std::min<double>(v, head_block_columns) * b : 0);
-  // The backward of the first block after it, and its reduction.
+  // During the backward of the first block after it, and its reduction.
   const double blocks =
       again ? group * saved + (inputs + group - 1) * stream : layers * saved + layers * stream;
   const double units = b * ahead * block + slot * (embedding + block);
   const double at_block = units + blocks + stream + rows * (w + 2 * i) * b;
   const double at_reduction = units + wire * block + blocks + stream;
-  // The end of backward.
+  // At the end of backward.
   const double at_end = slot * embedding + wire * embedding + stream;
   return state + std::max({at_head, at_block, at_reduction, at_end});
 }
 
-/// The largest that fits the budget by plan: in steps of 16 of the width, then of the inner width.
+/// The largest case that fits the budget according to plans: first in steps of 16 of the width, then of the
+/// inner width.
 MemoryCase largest_within(MemoryCase drawn, std::int64_t budget) {
   const auto fits = [&](const MemoryCase& tried) { return plan_case(tried).device().peak <= budget; };
   const auto grow = [&](std::int64_t GptConfig::*field, std::int64_t low, std::int64_t high) {
@@ -361,7 +363,7 @@ TEST(GptMemorySlow, TheLargestModelTrainsWithinItsBudget) {
   drawn.config.device_memory_limit = budget;
   const std::vector<MemoryRun> runs = measure_case(drawn);
   EXPECT_EQ(runs[0].device().peak, plan_case(drawn).device().peak);
-  // Sixteen elements of the inner width more, and it is refused.
+  // With sixteen more elements of the inner width it is refused.
   drawn.model.inner = drawn.model.inner_width() + 16;
   EXPECT_THROW(measure_case(drawn), OutOfMemory);
 }

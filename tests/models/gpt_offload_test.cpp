@@ -1,5 +1,5 @@
-// Block inputs in host memory: the same bits, the bytes that must move and no others, and device memory that
-// does not grow with depth.
+// Block inputs in host memory: equal bits, exactly the necessary bytes, and device memory that does not grow
+// with depth.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -59,7 +59,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{DataType::bfloat16, 3, 2, 1, true}, Case{DataType::bfloat16, 3, 3, 5, true},
                       Case{DataType::bfloat16, 0, 1, 9, true}));
 
-/// Bytes of one block input.
+/// The bytes of one block input.
 std::int64_t input_bytes(const MemoryCase& run) {
   return run.config.micro_batch_size * run.sequence * run.model.width * size_of(run.config.precision.compute);
 }
@@ -151,7 +151,8 @@ TEST(GptOffloadTraffic, IsEveryKeptInputOnceEachWay) {
   }
 }
 
-/// Spans of the compute stream that began while the link was held to its speed, in the third step.
+/// The number of spans of the compute stream that began in the third step while the link was limited to its
+/// speed.
 int computed_while_copying(bool overlap) {
   MemoryCase run = deep_case(6, 1, 1, 0);
   run.config.overlap = overlap;
@@ -192,7 +193,7 @@ int computed_while_copying(bool overlap) {
 }
 
 TEST(GptOffloadOverlap, BlocksAreComputedWhileTheInputOfTheNextTravels) {
-  // A machine with other work may keep the copying thread from its core just then: seen once is enough.
+  // On a busy machine the copying thread may not get a core at that moment, so one observation is enough.
   int seen = 0;
   for (int tries = 0; tries < 20 && seen == 0; ++tries) seen = computed_while_copying(true);
   EXPECT_GT(seen, 0);

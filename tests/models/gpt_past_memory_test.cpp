@@ -1,4 +1,4 @@
-// GPTs past the device's memory: state on NVMe, saved activations in host memory, the same bits.
+// GPTs larger than the device's memory: state on NVMe, saved activations in host memory, equal bits.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

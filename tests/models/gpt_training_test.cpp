@@ -1,4 +1,4 @@
-// Training runs: against fp64, over ranks, with dropout, in evaluation, and on the meta device.
+// Training runs: compared with fp64, on several ranks, with dropout, in evaluation, and on the meta device.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <cstdio>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::int64_t time_steps = 11;
 
-/// Losses of `steps` steps in fp64 from the weights that an engine with this configuration starts with.
+/// The losses of `steps` steps in fp64, beginning with the weights of an engine with this configuration.
 std::vector<double> reference_losses(const GptConfig& model, const Config& config, int steps) {
   reference_training::Tensors weights;
   on_ranks(1, Gpt::spec(model, time_steps), config, [&](Engine& engine) { weights = read_all(engine); });
@@ -31,7 +31,7 @@ std::vector<double> reference_losses(const GptConfig& model, const Config& confi
   return losses;
 }
 
-/// fp32 training of everything that has an effect: decay, clipping, accumulation.
+/// fp32 training with decay, clipping and accumulation.
 Config training_config(int ranks, std::int64_t accumulation = 1) {
   auto config = plain_config(8, ranks);
   config.accumulation_steps = accumulation;
@@ -58,7 +58,7 @@ double largest_relative_difference(const std::vector<double>& a, const std::vect
   return largest;
 }
 
-/// The README's table quotes what this prints.
+/// The README's table quotes this output.
 double measured(const char* what, double difference) {
   std::printf("measured: %s, 50 steps against fp64: largest relative difference of the losses %.2g\n", what,
               difference);
@@ -81,8 +81,8 @@ TEST(GptTraining, Bf16StaysWithinItsBoundOfFp64) {
   const auto wanted = reference_losses(tiny_gpt(), config, 50);
   config.precision.compute = config.precision.communication = DataType::bfloat16;
   const auto run = train_gpt(1, tiny_gpt(), config, 50, time_steps, true);
-  // The bound stated for bf16: 0.3 % of the loss at every step. Weights and activations are rounded to 2^-9
-  // of their size, and the loss averages over tokens.
+  // The documented bound for bf16: 0.3 % of the loss at every step. Weights and activations are rounded to
+  // 2^-9 of their size, and the loss averages over tokens.
   EXPECT_LE(measured("bf16 AdamW", largest_relative_difference(run.losses, wanted)), 0.003);
 }
 
@@ -92,9 +92,9 @@ void expect_equal_runs(const GptRun& actual, const GptRun& wanted, double weight
   for (const auto& [name, values] : wanted.weights) {
     auto a = actual.weights.at(name), b = values;
     if (name.ends_with("c_attn.bias")) {
-      // The gradient of the key's bias is zero in exact arithmetic (it adds the same to all scores of a
-      // query, and softmax takes no notice). What is computed is rounding noise, which Adam scales up to
-      // steps of the learning rate: there is nothing to compare.
+      // The gradient of the key's bias is zero in exact arithmetic: it adds the same to all scores of a
+      // query, which softmax ignores. The computed value is rounding noise, which Adam scales up to steps of
+      // the learning rate, so it cannot be compared.
       const auto third = static_cast<std::ptrdiff_t>(b.size() / 3);
       a.erase(a.begin() + third, a.begin() + 2 * third);
       b.erase(b.begin() + third, b.begin() + 2 * third);
@@ -131,13 +131,13 @@ TEST(GptTraining, DropoutIsTheSameForEveryNumberOfRanks) {
   EXPECT_GE(largest_relative_difference(without.losses, one.losses), 1e-3) << "dropout has an effect";
   auto other = training_config(1);
   other.seed += 1;
-  // Another seed draws other weights too, so compare masks by the change that dropout makes to the first
-  // loss.
+  // Another seed also draws other weights, so masks are compared through the change that dropout makes to the
+  // first loss.
   EXPECT_NE(train_gpt(1, model, other, 1, time_steps).losses[0], one.losses[0]);
 }
 
 TEST(GptTraining, DropoutOnlyInTheNamedPlaces) {
-  // Each of the three probabilities alone changes the loss, and differently.
+  // Each of the three probabilities by itself changes the loss, in different ways.
   std::vector<double> losses{train_gpt(1, tiny_gpt(), training_config(1), 1, time_steps).losses[0]};
   for (int which = 0; which < 3; ++which) {
     auto model = tiny_gpt();
@@ -165,7 +165,7 @@ TEST(GptTraining, DropoutIsDrawnAnewInEveryStepAndForEverySample) {
       Gpt(model).forward_backward(engine, data.batch());
       losses.push_back(engine.step().loss);
     }
-    // The weights stay as they are, so that only the masks can make a difference.
+    // The weights do not change, so only the masks can make a difference.
     EXPECT_NE(losses[0], losses[1]) << "another step";
     EXPECT_NE(losses[1], losses[2]) << "other samples";
   });
@@ -233,7 +233,7 @@ TEST(GptGeneration, LogitsAgreeWithTheLossOfTheSameToken) {
       EXPECT_NEAR(-std::log(probabilities[static_cast<std::size_t>(last)]), loss.sum, 1e-5);
       prompt.push_back(last);
     }
-    // Only the last `positions` tokens are seen.
+    // The model sees only the last `positions` tokens.
     std::vector<std::int32_t> shown(16, 3), whole{60, 60, 60};
     whole.insert(whole.end(), shown.begin(), shown.end());
     EXPECT_EQ(gpt.next_token_logits(engine, whole), gpt.next_token_logits(engine, shown));
@@ -254,8 +254,8 @@ TEST(GptGeneration, LogitsAgreeWithTheLossOfTheSameToken) {
 }
 
 TEST(GptGeneration, AWindowThatSlidesSeesWhatAFreshEngineSees) {
-  // The first windows grow (every pass of the memory plan is another), the later ones slide at full length
-  // (the plan is replayed): the plan, the number of ranks and what was asked before must not show.
+  // The first windows grow (every pass has another memory plan), later ones slide at full length (the plan is
+  // replayed). The plan, the number of ranks and earlier requests must not influence the result.
   const GptConfig model = GptConfig::preset("gpt-nano");
   const std::int64_t length = 24;
   std::vector<std::int32_t> text;
@@ -312,8 +312,8 @@ TEST(GptMeta, FullSizeModelRunsWithoutMemoryOrTokens) {
     (void)engine.end_evaluation();
     peaks[checkpointing] = runtime.ledger().account(Tier::device).category_peak[Category::activations];
   }
-  // 12 * width elements of 2 bytes a token and layer without checkpointing, and logits of 50257 in fp32 and
-  // bf16.
+  // Without checkpointing 12 * width elements of 2 bytes are saved per token and layer, and logits of 50257
+  // in fp32 and bf16.
   const double tokens = 8 * 1024, saved = tokens * 48 * 2 * 12 * 1600, logits = tokens * 50257 * 6;
   EXPECT_GT(static_cast<double>(peaks[0]), saved);
   EXPECT_LT(static_cast<double>(peaks[0]), 1.1 * (saved + logits));
@@ -340,7 +340,7 @@ TEST(GptTraffic, UnitsAreGatheredTwiceAndReducedOnceAMicroBatch) {
         for (const auto& tensor : unit.tensors) elements += round_up(tensor.shape.elements(), 64);
         padded += round_up(elements, 2 * 256);
       }
-      // 3MP (N-1)/N: two gathers and a reduction of every unit in each of two micro-batches, over two ranks.
+      // 3MP (N-1)/N: two gathers and a reduction of every unit in each of two micro-batches, on two ranks.
       EXPECT_EQ(engine.formula_traffic_elements(), 3 * 2 * padded / 2);
     });
   }
@@ -361,8 +361,8 @@ TEST(GptTraffic, GroupsThatAreRecomputedStayGatheredOrAreGatheredOnceMore) {
         config.activation_checkpointing = true;
         config.checkpoint_every = every;
         config.depth = depth;
-        // From the definition: groups from the front; in one larger than the depth all but the last of its
-        // blocks are gathered a third time.
+        // The definition counts groups from the front. In a group larger than the depth all blocks but the
+        // last are gathered a third time.
         std::int64_t again = 0;
         for (int first = 0; first < 7; first += every) {
           const int size = std::min(every, 7 - first);
@@ -381,7 +381,7 @@ TEST(GptTraffic, GroupsThatAreRecomputedStayGatheredOrAreGatheredOnceMore) {
           for (const auto& unit : engine.model().units()) {
             std::int64_t elements = 0;
             for (const auto& tensor : unit.tensors) elements += round_up(tensor.shape.elements(), 64);
-            block = round_up(elements, ranks * 256);  // of the last unit: a block, all of which are equal
+            block = round_up(elements, ranks * 256);  // of the last unit, a block; all blocks are equal
             all += block;
           }
           const std::int64_t gathered = 2 * (2 * all + again * block), reduced = 2 * all;
@@ -392,7 +392,7 @@ TEST(GptTraffic, GroupsThatAreRecomputedStayGatheredOrAreGatheredOnceMore) {
           EXPECT_EQ(engine.runtime().shard().meter().counts(Traffic::data).at("all_gather").elements,
                     3 * (gathered / ranks * (ranks - 1)))
               << where;
-          // The table of the start knows it beforehand.
+          // The table at the start already contains it.
           const auto bytes = [&](std::int64_t elements) {
             return format_bytes(elements / ranks * (ranks - 1) * 4);
           };

@@ -1,5 +1,5 @@
-// Language models on the GPU (or the emulated one): against the CPU, over stages, and what a step asks of the
-// host.
+// Language models on the GPU (or the emulated one): compared with the CPU and between stages, and the number
+// of host waits in a step.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -37,7 +37,7 @@ double distance(const reference_training::Tensors& got, const reference_training
   for (const auto& [name, values] : wanted) {
     auto a = got.at(name), b = values;
     if (name.ends_with("c_attn.bias")) {
-      // The key bias has no gradient but rounding noise (see gpt_training_test.cpp).
+      // The gradient of the key bias is only rounding noise (see gpt_training_test.cpp).
       const auto third = static_cast<std::ptrdiff_t>(b.size() / 3);
       a.erase(a.begin() + third, a.begin() + 2 * third);
       b.erase(b.begin() + third, b.begin() + 2 * third);
@@ -61,12 +61,12 @@ TEST_F(GpuTraining, TwentyStepsInFp32AgreeWithTheCpu) {
           << optimizer << " step " << step + 1;
     }
     EXPECT_LT(cpu.losses.back(), cpu.losses.front() - 0.2) << "it learns";
-    // AdamW divides by the square root of a second moment, which magnifies rounding where gradients are
-    // small.
+    // AdamW divides by the square root of a second moment, which magnifies rounding if gradients are small.
     const double weights = distance(gpu.weights, cpu.weights);
     RecordProperty(std::string(optimizer) + "_weights", std::to_string(weights));
     EXPECT_LE(weights, optimizer == std::string("SGD") ? 1e-5 : 1e-4) << optimizer;
-    // Gradients are taken after 19 steps, so they see the weights' difference as well as the kernels'.
+    // Gradients are compared after 19 steps, so they include the difference of the weights as well as that of
+    // the kernels.
     EXPECT_LE(distance(gpu.gradients, cpu.gradients), optimizer == std::string("SGD") ? 1e-5 : 1e-4)
         << optimizer;
   }
@@ -125,7 +125,7 @@ TEST_F(GpuTraining, AdaptersAgreeWithTheCpuAndOverStages) {
     config.lora = {.rank = 3, .alpha = 7, .dropout = 0.2, .targets = {"all-linear", "lm_head"}};
     reference_training::Tensors start;
     on_ranks(1, model->spec(time_steps), config, [&](Engine& engine) { start = read_all(engine); });
-    for (auto& [name, values] : start) {  // so that A has a gradient, too
+    for (auto& [name, values] : start) {  // so that A has a gradient as well
       if (name.find(".lora_B.") == std::string::npos) continue;
       for (std::size_t i = 0; i < values.size(); ++i) values[i] = 0.02 * static_cast<double>(i % 7) - 0.05;
     }
@@ -159,7 +159,7 @@ TEST_F(GpuTraining, StagesAndSettingsGiveTheSameBits) {
     const GptRun wanted = train_gpt(2, tiny_gpt(), config, 3, time_steps, false, DeviceKind::cuda);
     for (int stage = 1; stage <= 3; ++stage) {
       config.stage = stage;
-      // Saved activations: everything, the blocks' inputs, these in host memory.
+      // Saved activations: all, the blocks' inputs, or these in host memory.
       for (const int kept : {0, 1, 2}) {
         if ((kept > 0 && stage < 3) || !test::swept(point++, 3)) continue;
         config.activation_checkpointing = kept > 0;
@@ -202,7 +202,7 @@ TEST_F(GpuTraining, AStepWaitsForTheDeviceOnceAndReplaysItsUpdates) {
           TokenData data(time_steps, 61, false);
           DeviceBatch device_batch(engine);
           DeviceCounters before;
-          // The first step comes as it is, the second records its memory and captures its updates.
+          // The first step is dynamic; the second records its memory and captures its updates.
           for (int step = 0; step < 5; ++step) {
             if (step == 2) before = engine.device().counters();
             for (int m = 0; m < 2; ++m) {
@@ -212,7 +212,7 @@ TEST_F(GpuTraining, AStepWaitsForTheDeviceOnceAndReplaysItsUpdates) {
             EXPECT_TRUE(engine.step().applied);
           }
           const DeviceCounters after = engine.device().counters();
-          // At most one: where the device is done before the host asks, there is nothing to wait for.
+          // At most one wait per step; if the device is done before the host asks, there is none.
           EXPECT_LE(after.host_waits - before.host_waits, 3) << ranks << " ranks, 3 steps";
           EXPECT_EQ(after.replays - before.replays,
                     3 * static_cast<std::int64_t>(engine.model().units().size()));

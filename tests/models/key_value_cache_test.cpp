@@ -1,4 +1,4 @@
-// Keys and values that generation keeps, beside passes over the whole text.
+// Compares the cached keys and values of generation with passes over the whole text.
 #include "tranche/models/key_value_cache.h"
 
 #include <gmock/gmock.h>
@@ -50,7 +50,7 @@ std::span<const float> row_of(const Logits& logits, std::int64_t row, std::int64
                                    static_cast<std::size_t>(vocabulary));
 }
 
-/// The largest difference, of the largest number.
+/// The largest difference, relative to the largest number.
 double difference(std::span<const float> a, std::span<const float> b) {
   double most = 0, largest = 0;
   for (std::size_t i = 0; i < b.size(); ++i) {
@@ -65,7 +65,7 @@ TEST(KeyValueCache, GivesTheLogitsOfTheWholeText) {
   for (const auto& model : all_models()) {
     const std::int64_t vocabulary = model->shape().vocabulary;
     for (const DataType dtype : {DataType::float32, DataType::bfloat16, DataType::float16}) {
-      // A few roundings of the dtype in each of the layers.
+      // The error is a few roundings of the dtype in each layer.
       const double tolerance = dtype == DataType::float32 ? 1e-5 : dtype == DataType::bfloat16 ? 0.05 : 0.008;
       on_ranks(1, model->spec(8), config_of(dtype), [&](Engine& engine) {
         const Tokens tokens = some_tokens(16, 1);
@@ -108,7 +108,7 @@ void expect_rows_as_alone(const LanguageModel& model, DataType dtype, bool adapt
     for (int step = 0; step < 5; ++step) {
       Tokens tokens;
       for (std::int64_t row = 0; row < rows; ++row) {
-        tokens.push_back(row == step ? -1 : next(row, step));  // each of the first rests once
+        tokens.push_back(row == step ? -1 : next(row, step));  // each of the first rows pauses once
       }
       together.push_back(model.decode(engine, cache, tokens));
     }
@@ -142,7 +142,7 @@ TEST(KeyValueCache, StagesAndRanksGiveTheSameBits) {
         Config config = config_of(dtype, ranks);
         config.stage = stage;
         on_ranks(ranks, model.spec(8), config, [&](Engine& engine) {
-          // The last rank has nothing to compute: it gathers along.
+          // The last rank computes nothing, but takes part in gathers.
           const bool idle = ranks > 1 && engine.runtime().rank() == ranks - 1;
           KeyValueCache cache(engine, model, 1, 16);
           Logits logits;
@@ -214,7 +214,7 @@ std::string refusal(const Call& call) {
   return "accepted";
 }
 
-/// A GPT that says nothing of a cache, as a model of a user's own may.
+/// A GPT without support for a cache, as a user's model may be.
 class Forgetful final : public LanguageModel {
  public:
   std::string architecture() const override { return "Forgetful"; }
@@ -284,7 +284,7 @@ TEST(KeyValueCache, SaysWhatItCannotDo) {
                   (void)model.decode(engine, cache, Tokens{-1, 1});
                 }),
                 HasSubstr("it has 4 of 4; let it rest and compute the text anew"));
-    cache.set_length(1, 2);  // forgets the last two
+    cache.set_length(1, 2);  // drops the last two
     EXPECT_THAT(refusal([&] {
                   (void)model.decode(engine, cache, Tokens{-1, 61});
                 }),

@@ -1,4 +1,4 @@
-// Language models through the interface that all share.
+// Language models through their common interface.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@ using testing::HasSubstr;
 
 constexpr std::int64_t tokens_each = 11;
 
-/// Digest of the weights after three steps of two micro-batches, which `micro_batch` computes.
+/// The digest of the weights after three steps of two micro-batches, which `micro_batch` computes.
 kernels::Digest trained(const LanguageModel& model, Config config,
                         const std::function<void(Engine&, const TokenBatch&)>& micro_batch) {
   config.accumulation_steps = 2;

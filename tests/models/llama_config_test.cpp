@@ -1,4 +1,4 @@
-// The Llama family's presets, config.json in both directions, and every refusal by its text.
+// Presets of the Llama family, config.json in both directions, and the text of every refusal.
 #include "tranche/models/llama_config.h"
 
 #include <gmock/gmock.h>

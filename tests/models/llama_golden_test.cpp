@@ -1,4 +1,4 @@
-// One small model of each architecture against transformers' own numbers (golden/README.md).
+// Compares one small model of each architecture with transformers' own numbers (golden/README.md).
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -20,7 +20,7 @@ TEST_P(LlamaGolden, AgreesWithTransformers) {
       "%.1e\n",
       GetParam(), found.logits, found.cached, found.loss, found.gradients, found.worst_gradient.c_str(),
       found.training);
-  // Two sums in fp32, each within a few units of 2^-24 of the exact one.
+  // Two fp32 sums, each with an error of a few 2^-24.
   EXPECT_LE(found.logits, 1e-5);
   EXPECT_LE(found.cached, 1e-5);
   EXPECT_LE(found.loss, 1e-5);
@@ -29,7 +29,7 @@ TEST_P(LlamaGolden, AgreesWithTransformers) {
   EXPECT_EQ(found.generated, 0) << "tokens of greedy generation";
 }
 
-// The gradient of qwen3's token table, which is its head too, is the sum of what both stages compute.
+// The gradient of qwen3's token table, which is also its head, is the sum of the gradients of both stages.
 TEST_P(LlamaGolden, AgreesWithTransformersOnTwoStages) {
   const auto found = compare_with_golden(std::string(TRANCHE_GOLDEN) + "/" + GetParam(), "pipeline=2", 2);
   std::printf("measured: %s on two stages: loss %.1e, gradients %.1e (%s; token table %.1e), training %.1e\n",
@@ -43,8 +43,8 @@ TEST_P(LlamaGolden, AgreesWithTransformersOnTwoStages) {
   EXPECT_LE(found.training, 1e-5);
 }
 
-// Four heads on four ranks; heads of keys and values (of which there are one or two), an inner width of 10
-// and a vocabulary of 17 that four ranks do not share evenly.
+// Four heads on four ranks. Four ranks cannot evenly share the heads of keys and values (one or two), the
+// inner width of 10 and the vocabulary of 17.
 TEST_P(LlamaGolden, AgreesWithTransformersOnMeshesThatCutLayers) {
   for (const auto& [mesh, ranks] : {std::pair("tensor=4", 4), std::pair("tensor=2", 2)}) {
     const auto found = compare_with_golden(std::string(TRANCHE_GOLDEN) + "/" + GetParam(), mesh, ranks);

@@ -1,4 +1,4 @@
-// The Llama family's gradients against fp64, and what changes no bit of them.
+// Compares the Llama family's gradients with fp64, and tests settings that must not change a bit.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ using reference_training::Tensors;
 
 constexpr std::int64_t row_tokens = 13;
 
-/// Weights of which no norm is one and no bias zero.
+/// Weights in which no norm is one and no bias zero.
 Tensors moved_weights(const LlamaConfig& model, double by = 0.3) {
   Tensors weights;
   std::uint64_t subject = 0;
@@ -34,8 +34,7 @@ Tensors moved_weights(const LlamaConfig& model, double by = 0.3) {
   return weights;
 }
 
-/// Documents in the rows of a batch: each token's document begins at a multiple of 5, and positions restart
-/// there.
+/// Documents in the rows of a batch: each begins at a multiple of 5, where positions restart.
 struct Documents {
   std::vector<std::int32_t> begin, positions;
   explicit Documents(std::int64_t rows) {
@@ -52,7 +51,7 @@ struct LlamaGradients {
   double loss = 0;
 };
 
-/// Of one step over samples 0 ... 5, three to a micro-batch.
+/// The gradients of one step over samples 0 ... 5, three per micro-batch.
 LlamaGradients engine_gradients_of(const LlamaConfig& model, const Tensors& weights, Config config,
                                    bool documents = false) {
   LlamaGradients result;
@@ -149,7 +148,8 @@ TEST(Llama, GradientsAgreeWithTheReference) {
       const LlamaConfig model = tiny_llama(kind);
       SCOPED_TRACE(std::string(model.architecture()) + (documents ? ", documents" : ""));
       const Tensors weights = moved_weights(model);
-      // fp32 sums of up to 78 rows and 61 columns: a few times 2^-24 each, together well below 1e-5 in norm.
+      // fp32 sums of up to 78 rows and 61 columns have errors of a few 2^-24 each, together well below 1e-5
+      // in norm.
       expect_gradients_near(engine_gradients_of(model, weights, plain_config(6), documents),
                             reference_gradients_of(model, weights, documents), 1e-5);
     }
@@ -157,9 +157,9 @@ TEST(Llama, GradientsAgreeWithTheReference) {
 }
 
 TEST(Llama, GradientsOf16BitsAgreeWithTheReferenceToTheirPrecision) {
-  // A 16-bit activation has a relative error of 2^-9 (bf16) or 2^-12 (fp16); a dozen roundings in a row, in
-  // forward and again in backward, were measured to add up to 0.037 and
-  // 0.0068 of a tensor's norm at most, in Qwen3: a norm of six elements raises what was rounded before it.
+  // A 16-bit activation has a relative error of 2^-9 (bf16) or 2^-12 (fp16). A dozen consecutive roundings,
+  // in forward and again in backward, added up to at most 0.037 and 0.0068 of a tensor's norm when measured,
+  // in Qwen3: a norm of six elements increases the relative error of its input.
   for (const LlamaKind kind : all_kinds) {
     const LlamaConfig model = tiny_llama(kind);
     const Tensors weights = moved_weights(model, 0.1);

@@ -1,4 +1,4 @@
-// The laws of memory over drawn models of the Llama family and configurations.
+// The laws of memory for drawn models of the Llama family and drawn configurations.
 #include <gtest/gtest.h>
 
 #include "memory_checks.h"
@@ -8,7 +8,7 @@
 namespace tranche::models {
 namespace {
 
-/// A model whose step takes a moment, everything else as it comes.
+/// A model whose step is quick; everything else is drawn.
 MemoryCase llama_case(std::uint64_t index) {
   Draw draw(34, index);
   MemoryCase drawn;

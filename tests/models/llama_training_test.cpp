@@ -1,5 +1,5 @@
-// Training runs of the Llama family: against fp64, over ranks, stages, tiers and meshes; evaluation and
-// logits.
+// Training runs of the Llama family: compared with fp64, between ranks, stages, tiers and meshes; evaluation
+// and logits.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::int64_t sequence = 11;
 
-/// fp32 training of everything that has an effect: decay, clipping, accumulation.
+/// fp32 training with decay, clipping and accumulation.
 Config llama_training(int ranks) {
   Config config = plain_config(2 * ranks, ranks);
   config.accumulation_steps = 2;
@@ -58,7 +58,7 @@ TEST(LlamaTraining, FiftyStepsInFp32AgreeWithFp64) {
   }
 }
 
-/// A setting that may change where state lies and how it travels, and no bit.
+/// Settings that may change the places of state and its transfers, but no bit.
 struct Placement {
   const char* name;
   std::function<void(Config&)> apply;
@@ -106,7 +106,7 @@ TEST(LlamaTraining, StagesTiersAndMeshesGiveTheSameBits) {
         Config config = llama_training(ranks);
         config.precision.compute = config.precision.communication = dtype;
         const GptRun one_group = train_model(ranks, model, config, 3, sequence, true);
-        // A mesh adds up within copies first, as one group does in brackets of that size.
+        // A mesh first adds up within replicas, like one group with a reduction order of that size.
         config.reduction_group = ranks == 4 ? 2 : 0;
         const GptRun brackets = train_model(ranks, model, config, 3, sequence, true);
         config.reduction_group = 0;
@@ -166,11 +166,11 @@ TEST(LlamaTraining, DropoutOfAttentionIsKeyedAndOffInEvaluation) {
   EXPECT_EQ(evaluated(with), evaluated(tiny_llama(LlamaKind::llama)));
 }
 
-/// Rows of several documents lose and learn what each document alone does.
+/// Rows of several documents have the losses and gradients of each document alone.
 TEST(LlamaTraining, PackedDocumentsHaveTheLossOfEachAlone) {
   for (const LlamaKind kind : all_kinds) {
     LlamaConfig model = tiny_llama(kind);
-    model.initializer_range = 0.3f;  // so that it matters what a token sees
+    model.initializer_range = 0.3f;  // so that the visible tokens influence the loss
     const Llama llama(model);
     on_ranks(1, llama.spec(sequence), llama_training(1), [&](Engine& engine) {
       TokenData data(sequence, model.vocabulary, false);

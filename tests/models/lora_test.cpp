@@ -1,5 +1,5 @@
-// Low-rank adapters under the engine: gradients against fp64, bits over everything that may not change them,
-// memory, and what is refused.
+// Low-rank adapters under the engine: gradients compared with fp64, equal bits for all settings that must not
+// change them, memory, and refusals.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -85,7 +85,7 @@ void merge(const Adapter& adapter, Tensor& weight) {
   }
 }
 
-/// Gradients of A and B from that of the merged weight.
+/// The gradients of A and B, given that of the merged weight.
 std::pair<Tensor, Tensor> unmerged(const Adapter& adapter, const Tensor& d_weight) {
   Tensor d_a(adapter.a.size()), d_b(adapter.b.size());
   for (std::int64_t o = 0; o < adapter.out; ++o) {
@@ -105,7 +105,7 @@ std::pair<Tensor, Tensor> unmerged(const Adapter& adapter, const Tensor& d_weigh
 using Reference = std::function<reference_training::LossSum(const Tensors& weights, const TokenData& data,
                                                             Tensors* gradients)>;
 
-/// Loss and gradients of one micro-batch against fp64 with the merged weights.
+/// Compares loss and gradients of one micro-batch with fp64 results for the merged weights.
 void expect_gradients(const LanguageModel& model, const Reference& reference, bool split = false) {
   Config config = lora_config(1, model.shape().tied_head ? std::vector<std::string>{"all-linear"}
                                                          : std::vector<std::string>{"all-linear", "lm_head"});
@@ -190,8 +190,8 @@ TEST(LoraGradients, AreTheSameWhenWeightGradientsAreLeftForLater) {
   expect_gradients(Llama(config), reference_of(config), true);
 }
 
-/// The adapter of a tied head is no part of the embedding: the model computes what one with an untied head
-/// of W + scale B A does.
+/// The adapter of a tied head does not change the embedding: the model computes the same as one with an
+/// untied head W + scale B A.
 TEST(LoraGradients, ATiedHeadsAdapterLeavesTheEmbedding) {
   const LlamaConfig tied = tiny_llama(LlamaKind::qwen3);
   LlamaConfig untied = tied;
@@ -222,7 +222,7 @@ TEST(LoraGradients, ATiedHeadsAdapterLeavesTheEmbedding) {
   });
 }
 
-/// With dropout a gradient is that of the loss with the same masks.
+/// With dropout a gradient belongs to the loss with the same masks.
 TEST(LoraGradients, WithDropoutAreTheSlopeOfTheLoss) {
   const Llama model(tiny_llama(LlamaKind::qwen3));
   Config config = lora_config(1, {"q_proj", "down_proj", "lm_head"});
@@ -272,7 +272,7 @@ TEST(LoraTraining, BeginsAsTheModelWithoutAdaptersAndLearns) {
   EXPECT_LT(with.losses.back(), with.losses.front() - 0.2);
 }
 
-/// A setting that may change where state lies and how it travels, and no bit.
+/// Settings that may change the places of state and its transfers, but no bit.
 TEST(LoraTraining, StagesTiersAndRecomputationGiveTheSameBits) {
   int point = 0;
   for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
@@ -358,7 +358,7 @@ TEST(LoraTraining, DropoutIsOffInEvaluationAndWantsSamples) {
   });
 }
 
-/// The issue's own words: 0 bytes of gradient and optimizer state for frozen weights.
+/// Frozen weights have 0 bytes of gradient and optimizer state.
 TEST(LoraMemory, FrozenWeightsHaveNoGradientAndNoOptimizerState) {
   const Llama model(tiny_llama(LlamaKind::qwen3));
   const Config config = lora_config(1, {"q_proj", "v_proj"});
@@ -390,7 +390,7 @@ TEST(LoraMemory, FrozenWeightsHaveNoGradientAndNoOptimizerState) {
   });
 }
 
-/// A folder that goes away with the test.
+/// A folder that is removed with the test.
 class Folder {
  public:
   Folder() {
@@ -448,7 +448,7 @@ TEST(LoraCheckpoints, AreLoadedByAnyNumberOfRanksStagesAndTiers) {
     for (const OffloadTier tier : {OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme}) {
       if (!test::swept(point++)) continue;
       Config other = lora_config(ranks, {"all-linear", "lm_head"});
-      other.seed = 77;  // nothing of what is drawn stays
+      other.seed = 77;  // no drawn value is the same
       other.stage = tier == OffloadTier::none ? ranks - 1 : 3;
       other.offload.optimizer = tier;
       other.offload.parameters = other.stage == 3 ? tier : OffloadTier::none;
@@ -527,7 +527,7 @@ TEST(LoraConfig, RefusesByName) {
             "adapters to");
 }
 
-/// The tensors of a model that Muon takes whole, and the matrices in them.
+/// The number of a model's tensors that Muon updates whole, and of the matrices in them.
 std::pair<int, int> hidden_matrices(const ModelSpec& spec) {
   std::pair<int, int> found{0, 0};
   for (const UnitSpec& unit : spec.units()) {

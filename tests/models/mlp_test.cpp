@@ -1,4 +1,4 @@
-// The MLP against fp64, over ranks and stages, with both losses.
+// Compares the MLP with fp64 and between ranks and stages, with both losses.
 #include "models/mlp.h"
 
 #include <gmock/gmock.h>
@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 
 constexpr std::int64_t batch_size = 12;
 
-/// Samples of a function that an MLP can learn; sample s is the same whoever draws it.
+/// Samples of a function that an MLP can learn; sample s is the same for every caller.
 struct RowData {
   std::vector<float> inputs, values;
   std::vector<std::int32_t> labels;
@@ -156,7 +156,8 @@ TEST(Mlp, SixteenBitLossesStayWithinTheirBoundOfFp64) {
   for (const auto& [dtype, bound] : {std::pair{DataType::bfloat16, 0.03}, {DataType::float16, 0.005}}) {
     config.precision.compute = dtype;
     config.loss_scaling = dtype == DataType::float16;
-    // Outputs are rounded to 2^-9 (bf16) or 2^-12 (fp16) of their size, and errors of the fit are squared.
+    // Outputs are rounded to 2^-9 (bf16) or 2^-12 (fp16) of their size, and the errors of the fit are
+    // squared.
     expect_near(train(1, regression, config, 20).losses, wanted, bound);
   }
 }

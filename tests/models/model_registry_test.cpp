@@ -54,7 +54,7 @@ TEST(ModelRegistry, GoesByArchitectureThenByModelType) {
   EXPECT_THAT(refused([&] { (void)read(R"({"architectures": ["GPT2LMHeadMdoel"]})"); }),
               AllOf(HasSubstr("some/config.json: architectures is \"GPT2LMHeadMdoel\""),
                     HasSubstr("can be trained here: GPT2"), Not(HasSubstr("did you mean"))));
-  // A name that is alike is another architecture all the same.
+  // A similar name still is another architecture.
   for (const char* other : {"OlmoForCausalLM", "Phi3ForCausalLM"}) {
     const std::string text =
         std::string(R"({"architectures": [")") + other + R"("], "model_type": "llamas"})";

@@ -1,5 +1,5 @@
-// The covering array of trainings under mpirun: each world runs the rows of as many ranks, with the bits of
-// thread ranks at stage 0.
+// The covering array of trainings under mpirun: each world runs the rows with as many ranks, and compares
+// with the bits of thread ranks at stage 0.
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 namespace tranche::models {
 namespace {
 
-/// The same folder on all ranks, empty.
+/// A common, empty folder of all ranks.
 std::string shared_folder() {
   Communicator& world = test::world();
   std::int64_t number = world.rank() == 0 ? ::getpid() : 0;
@@ -43,7 +43,7 @@ TEST(MpiCombinations, HaveTheBitsOfThreadRanks) {
     Combination plain = plain_combination_of(axes, rows[i]);
     plain.evaluate = whole.evaluate;
     plain.generate = whole.generate;
-    // mpirun has started as many ranks as there are: program.checkpoints_resume starts others.
+    // mpirun has started a fixed number of ranks; program.checkpoints_resume tests other numbers.
     for (Combination* c : {&whole, &plain}) {
       if (c->continued == Continued::by_other_ranks) c->continued = Continued::at_another_stage;
     }

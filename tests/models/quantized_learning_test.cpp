@@ -1,4 +1,4 @@
-// A GPT learns with int8 blocks and without, which shows their cost in accuracy.
+// Trains a GPT with int8 blocks and without, which shows the loss of accuracy.
 #include <gtest/gtest.h>
 
 #include <algorithm>

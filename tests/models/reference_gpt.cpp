@@ -23,12 +23,12 @@ struct Block {
   Tensor probability_mask, attention_mask, mlp_mask;  // empty without dropout
 };
 
-/// x *= mask, unless that is empty.
+/// x *= mask, if the mask is not empty.
 void multiply(Tensor& x, const Tensor& mask) {
   for (std::size_t i = 0; i < mask.size(); ++i) x[i] *= mask[i];
 }
 
-/// One evaluation of the model; weights and gradients by Hugging Face's names.
+/// One evaluation of the model; weights and gradients have Hugging Face's names.
 class Evaluation {
  public:
   Evaluation(const models::GptConfig& config, const Tensors& weights, std::int64_t batch, std::int64_t time,

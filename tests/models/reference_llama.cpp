@@ -23,10 +23,10 @@ struct RmsNorm {
 
 struct LlamaBlock {
   Tensor input, attention_residual, value, attended, gate, up, activated;
-  RmsNorm norm_1, norm_2, query, key;  // of queries and keys: x as projected, y as attention reads them
+  RmsNorm norm_1, norm_2, query, key;  // of queries and keys: x before the norm, y as attention reads them
 };
 
-/// One evaluation of the model; weights and gradients by Hugging Face's names.
+/// One evaluation of the model; weights and gradients have Hugging Face's names.
 class LlamaEvaluation {
  public:
   LlamaEvaluation(const models::LlamaConfig& config, const Tensors& weights, const LlamaRows& batch)
@@ -103,7 +103,7 @@ class LlamaEvaluation {
     plain::rms_norm_backward(static_cast<std::int64_t>(d_y.size()) / width, width, d_y, norm.x,
                              weight(name + ".weight"), norm.rstd, true, d_x, gradient(name + ".weight"));
   }
-  /// x W^T + b, W stored [out, in]; b where the model has one.
+  /// x W^T + b, with W stored [out, in], and with b if the model has biases.
   Tensor apply(const Tensor& x, const std::string& name) const {
     const Tensor& w = weight(name + ".weight");
     const std::int64_t in = static_cast<std::int64_t>(x.size()) / rows_,

@@ -29,7 +29,7 @@ TEST(TokenSampler, DrawsAreThoseOfSoftmax) {
     for (const float logit : logits) sum += std::exp(logit / temperature);
     for (std::size_t i = 0; i < logits.size(); ++i) {
       const double p = std::exp(logits[i] / temperature) / sum;
-      // Five standard deviations of a binomial count: the draws are the same in every run.
+      // The bound is five standard deviations of a binomial count; the draws are the same in every run.
       EXPECT_NEAR(counts[i], draws * p, 5 * std::sqrt(draws * p * (1 - p)) + 1) << i << " at " << temperature;
     }
   }
@@ -42,7 +42,7 @@ TEST(TokenSampler, TopKLeavesOutTheRest) {
   EXPECT_GT(two[3], 900);
   EXPECT_GT(three[5], 300);
   EXPECT_EQ(three[0] + three[1] + three[4] + three[6], 0);
-  // The first of equals is drawn; a top-k above the vocabulary means all of it.
+  // Among equal values the first is drawn; a top-k above the vocabulary has no effect.
   for (std::int64_t position = 0; position < 50; ++position) {
     EXPECT_EQ(draw_token(logits, {5, 1, 1, 7}, position), 2);
     EXPECT_EQ(draw_token(logits, {5, 100, 1, 7}, position), draw_token(logits, {5, 0, 1, 7}, position));

@@ -1,5 +1,5 @@
-// Sums over the axis `tensor` as chains (tranche.tensor_sums), which have the bits of one rank; and what else
-// is equal to the bit on meshes with the axis.
+// Sums over the axis `tensor` as chains (tranche.tensor_sums), which have the bits of one rank; and other
+// equal bits on meshes with the axis.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,6 +7,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -24,7 +25,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// The bits of a run: of all state at its end, of each step, and of answers between steps.
+/// The bits of a run: those of all state at its end, of each step, and of answers between steps.
 struct Bits {
   kernels::Digest state;
   std::vector<double> losses, norms;
@@ -43,7 +44,7 @@ void expect_same(const Bits& actual, const Bits& expected) {
   EXPECT_EQ(actual.greedy, expected.greedy);
 }
 
-/// Trains `steps` steps on the micro-batches of any number of data ranks, evaluates, and goes on with a text.
+/// Trains `steps` steps on the micro-batches of any number of data ranks, evaluates, and continues a text.
 Bits trained(int ranks, const LanguageModel& model, const Config& config, int steps) {
   Bits bits;
   std::mutex mutex;
@@ -94,7 +95,7 @@ Bits trained(int ranks, const LanguageModel& model, const Config& config, int st
   return bits;
 }
 
-/// Sizes that 2, 3 or 4 ranks cut between pairs of elements, in part unevenly.
+/// Sizes that 2, 3 or 4 ranks cut at even elements, in part unevenly.
 GptConfig even_gpt(std::int64_t heads) {
   GptConfig model = with_dropout(six_heads());
   model.heads = heads;
@@ -109,7 +110,7 @@ Config chained(Config config, DataType dtype = DataType::float32) {
   return config;
 }
 
-/// fp32 and bf16, as far as their products add up in ascending order here.
+/// fp32 and bf16, if this machine adds their products in ascending order.
 std::vector<DataType> ascending_types() {
   std::vector<DataType> types;
   for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
@@ -118,16 +119,16 @@ std::vector<DataType> ascending_types() {
   return types;
 }
 
-/// One rank's bits on 2 and more ranks of the axis, alone and beside data ranks.
+/// Expects the bits of one rank on 2 and more ranks of the axis, alone and together with data ranks.
 void expect_bits_of_one_rank(const LanguageModel& model, std::initializer_list<int> sizes, int steps,
-                             bool whole_vocabulary = false, const LoraConfig& lora = {}) {
+                             std::string_view whole = {}, const LoraConfig& lora = {}) {
   const std::vector<DataType> types = ascending_types();
   if (types.empty()) {
     GTEST_SKIP() << "products run by " << kernels::matmul_path(DeviceKind::cpu, DataType::bfloat16) << " and "
                  << kernels::matmul_path(DeviceKind::cpu, DataType::float32)
                  << ", which do not add up in ascending order";
   }
-  steps = std::max(steps, 2);  // a single loss says nothing of the update
+  steps = std::max(steps, 2);  // a single loss does not depend on the update
   for (const DataType dtype : types) {
     if (test::sanitized && dtype != types.front()) continue;
     Config alone = config_of(1);
@@ -145,7 +146,7 @@ void expect_bits_of_one_rank(const LanguageModel& model, std::initializer_list<i
         cut.lora = lora;
         cut.optimizer.learning_rate = alone.optimizer.learning_rate;
         cut.activation_checkpointing = stage == 3;
-        if (whole_vocabulary) cut.layout["vocabulary"] = "whole";
+        if (!whole.empty()) cut.layout[std::string(whole)] = "whole";
         expect_same(trained(tensor, model, cut, steps), one);
       }
     }
@@ -161,7 +162,7 @@ TEST(TensorChain, GptHasTheBitsOfOneRank) {
 TEST(TensorChain, BlocksOfALargeVocabularyAreThoseOfOneRank) {
   if (test::sanitized) GTEST_SKIP() << "the bits of a second block are no matter of memory and threads";
   GptConfig model = even_gpt(4);
-  model.vocabulary = 4168;  // a block of 4096 columns, which lies across the parts of ranks, and another one
+  model.vocabulary = 4168;  // a block of 4096 columns, which crosses the parts of ranks, and a second one
   expect_bits_of_one_rank(Gpt(model), {4}, 2);
 }
 
@@ -192,12 +193,37 @@ TEST(TensorChain, TablesThatStayWholeHaveTheBitsOfOneRank) {
   untied.vocabulary = 61;
   for (const bool is_gpt : {true, false}) {
     if (is_gpt) {
-      expect_bits_of_one_rank(Gpt(even_gpt(4)), {2}, test::fewer(3), true);
+      expect_bits_of_one_rank(Gpt(even_gpt(4)), {2}, test::fewer(3), "vocabulary");
     } else {
-      expect_bits_of_one_rank(Llama(untied), {2}, test::fewer(3), true);
+      expect_bits_of_one_rank(Llama(untied), {2}, test::fewer(3), "vocabulary");
     }
     if (IsSkipped()) return;
   }
+}
+
+TEST(TensorChain, MlpsThatStayWholeHaveTheBitsOfOneRank) {
+  LlamaConfig llama = eight_heads(LlamaKind::llama);
+  llama.inner = 41;  // whole, so that it need not begin at pairs of elements
+  llama.vocabulary = 64;
+  const LoraConfig lora{.rank = 3, .alpha = 7, .targets = {"all-linear"}};
+  expect_bits_of_one_rank(Gpt(even_gpt(4)), {2, 4}, test::fewer(3), "inner");
+  if (IsSkipped()) return;
+  expect_bits_of_one_rank(Llama(llama), {2, 4}, test::fewer(3), "inner");
+  expect_bits_of_one_rank(Gpt(even_gpt(4)), {4}, test::fewer(3), "inner", lora);
+}
+
+TEST(TensorChain, AnAdapterOfTheHeadHasTheBitsOfOneRank) {
+  const LoraConfig lora{.rank = 3, .alpha = 7, .dropout = 0.1, .targets = {"c_fc", "lm_head"}};
+  GptConfig wide = even_gpt(4);
+  wide.vocabulary = 4168;  // two blocks, of which the first lies across the parts of ranks
+  LlamaConfig untied = eight_heads(LlamaKind::llama);
+  untied.inner = 40;
+  untied.vocabulary = 64;
+  expect_bits_of_one_rank(Gpt(even_gpt(4)), {2, 4}, test::fewer(3), {}, lora);
+  if (IsSkipped()) return;
+  expect_bits_of_one_rank(Gpt(wide), {4}, 2, {}, lora);
+  expect_bits_of_one_rank(Llama(untied), {2, 4}, test::fewer(3), "vocabulary",
+                          {.rank = 3, .alpha = 7, .targets = {"lm_head"}});
 }
 
 TEST(TensorChain, AdaptersHaveTheBitsOfOneRank) {
@@ -205,9 +231,9 @@ TEST(TensorChain, AdaptersHaveTheBitsOfOneRank) {
   LlamaConfig shared = eight_heads(LlamaKind::llama);  // with biases, and two heads of keys and values
   shared.inner = 40;
   shared.vocabulary = 64;
-  expect_bits_of_one_rank(Gpt(even_gpt(6)), {2, 3}, test::fewer(4), false, lora);
+  expect_bits_of_one_rank(Gpt(even_gpt(6)), {2, 3}, test::fewer(4), {}, lora);
   if (IsSkipped()) return;
-  expect_bits_of_one_rank(Llama(shared), {2, 4}, test::fewer(4), false, lora);
+  expect_bits_of_one_rank(Llama(shared), {2, 4}, test::fewer(4), {}, lora);
 }
 
 TEST(TensorChain, DataRanksMicroBatchesAndPipelinesDoNotMatter) {
@@ -254,6 +280,8 @@ TEST(TensorChain, PlansHoldToTheByteOnEveryRank) {
       if (!shared) made.llama->key_value_heads = 4;
       made.llama->inner = 40;
       made.llama->vocabulary = 64;
+      if (!shared) made.config.layout["inner"] = "whole";
+      if (shared) made.config.lora = {.rank = 2, .alpha = 2, .targets = {"all-linear", "lm_head"}};
     }
     const std::vector<MemoryRun> runs = measure_case(made, 3, 2);
     for (made.rank = 0; made.rank < ranks; ++made.rank) {
@@ -271,7 +299,7 @@ TEST(TensorChain, PlansHoldToTheByteOnEveryRank) {
 
 TEST(TensorInvariance, TheNumberOfDataRanksChangesNoBit) {
   const Gpt gpt(with_dropout(six_heads()));
-  const Llama llama(eight_heads(LlamaKind::llama));  // whose key and value heads four ranks share
+  const Llama llama(eight_heads(LlamaKind::llama));  // four ranks share its key and value heads
   const auto compare = [](const LanguageModel& model, int tensor, bool blocks) {
     Config config = config_of(1);
     config.world_size_invariant = true;
@@ -347,14 +375,6 @@ TEST(TensorChainRefusals, SayWhy) {
                   "rank; write rank_order");
   }
   const kernels::SumOrder order = kernels::matmul_sum_order(DeviceKind::cpu, bf16);
-  if (order.ascending) {
-    Config head = chained(config_of(2), bf16);
-    head.lora = {.rank = 2, .alpha = 2, .targets = {"lm_head"}};
-    EXPECT_EQ(refusal(2, Gpt(even_gpt(4)), head),
-              "tranche.tensor_sums: chain: the adapter of transformer.wte.weight, whose outputs are the "
-              "vocabulary, is not computed in blocks of a chain; write rank_order, or leave it out of "
-              "tranche.lora.targets");
-  }
   if (!order.ascending || order.step == 1) return;
   GptConfig odd = even_gpt(4);
   odd.inner = 50;

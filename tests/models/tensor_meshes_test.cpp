@@ -1,5 +1,5 @@
-// Sweeps of meshes with the axis `tensor`: checkpoints between any two meshes, and failures of a rank in the
-// messages of a layer.
+// Sweeps of meshes with the axis `tensor`: checkpoints between any two meshes, and failures of a rank during
+// a layer's messages.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -37,7 +37,7 @@ using testing::HasSubstr;
 constexpr std::int64_t short_time = 7;
 
 /// A GPT with a fused projection and a tied table, or a Llama with fewer heads of keys and values than some
-/// meshes have ranks. Vocabulary and inner width divide by no number of ranks.
+/// meshes have ranks. No number of ranks divides vocabulary and inner width.
 std::shared_ptr<const LanguageModel> cut_language_model(bool llama) {
   if (llama) {
     LlamaConfig model = tiny_llama(LlamaKind::llama);
@@ -58,7 +58,7 @@ struct DrawnMesh {
   int ranks = 1;
 };
 
-/// At most eight ranks, the axes in any order. `cut`: the axis tensor is more than one.
+/// A mesh of at most eight ranks with its axes in any order. `cut`: the axis tensor has more than one rank.
 DrawnMesh draw_mesh(const std::function<std::size_t(std::size_t)>& pick, bool cut, int most_parts) {
   const std::vector<int> parts = most_parts == 8 ? std::vector{2, 4, 8} : std::vector{2, 4};
   int tensor = 1, stages = 1, shards = 1, replicas = 1;
@@ -91,7 +91,7 @@ DrawnMesh draw_any_mesh(const std::function<std::size_t(std::size_t)>& pick, int
   return {pick(2) == 0 ? axis + ", " + mesh.text : mesh.text + ", " + axis, mesh.ranks * context};
 }
 
-/// A checkpoint's way from one mesh to another, of which one has the axis tensor at least.
+/// A checkpoint that is saved on one mesh and loaded on another; at least one has the axis tensor.
 struct CheckpointPair {
   bool llama = false;
   Config config;
@@ -237,7 +237,7 @@ TEST(TensorMeshesSlow, SixtyCheckpointsOfAnyAxesAreReadByAnyOther) {
   expect_equal_digests(cases);
 }
 
-/// The elements of a model that no rank of the axis tensor divides by columns, and those that it does.
+/// The numbers of elements that ranks of the axis tensor do not divide by columns, and that they do.
 std::pair<double, double> elements_by_cut(const ModelSpec& spec) {
   std::pair<double, double> elements;
   for (const UnitSpec& unit : spec.units()) {
@@ -253,7 +253,7 @@ std::pair<double, double> elements_by_cut(const ModelSpec& spec) {
   return elements;
 }
 
-/// How often a part of the columns is read when `from` parts are read by `to` ranks.
+/// The number of times that a part of the columns is read if `to` ranks read `from` parts.
 double readers_of_a_part(int from, int to) {
   int overlaps = 0;
   for (int a = 0; a < from; ++a) {
@@ -263,7 +263,7 @@ double readers_of_a_part(int from, int to) {
   return static_cast<double>(overlaps) / from;
 }
 
-// A vocabulary of 50,257 on up to four ranks: 250 MB a checkpoint.
+// A vocabulary of 50,257 on up to four ranks; a checkpoint has 250 MB.
 TEST(TensorMeshesSlow, LittleMoreIsReadThanIsNeeded) {
   GptConfig config_of_model = tiny_gpt();
   config_of_model.layers = 2;
@@ -277,7 +277,7 @@ TEST(TensorMeshesSlow, LittleMoreIsReadThanIsNeeded) {
   Config config = plain_config(1);
   config.train_batch_size = 0;
   config.micro_batch_size = 1;
-  config.stage = 1;  // each element of the optimizer's state is one rank's
+  config.stage = 1;  // each element of the optimizer state belongs to one rank
   const std::filesystem::path folder =
       std::filesystem::temp_directory_path() / ("tranche-tensor-bytes-" + std::to_string(::getpid()));
   const std::vector<std::pair<std::string, int>> meshes{
@@ -296,8 +296,8 @@ TEST(TensorMeshesSlow, LittleMoreIsReadThanIsNeeded) {
       std::atomic<std::int64_t> read = 0;
       config.mesh = to.first;
       on_ranks(to.second, spec, config, [&](Engine& engine) { read += engine.load(path, {}).bytes_read; });
-      // Weight and two moments in fp32. A leaf of 16 KiB is read whole to be verified, and holds columns of
-      // every rank.
+      // Weight and two moments in fp32. A leaf of 16 KiB is read whole for verification, and contains columns
+      // of every rank.
       const double needed = 12 * (rows + columns);
       const double leaves = 12 * (rows + columns * readers_of_a_part(parts(from), parts(to)));
       std::printf("measured: '%s' to '%s': %.4f of the needed bytes, %.4f of the leaves that hold them\n",
@@ -310,8 +310,8 @@ TEST(TensorMeshesSlow, LittleMoreIsReadThanIsNeeded) {
   }
 }
 
-/// The lines that the ranks of "shard=2, tensor=2" log, by rank, when one of them fails before it begins
-/// micro-batch 1, while its neighbour waits for its rows. `failing` gets a function that waits until all
+/// The lines that the ranks of "shard=2, tensor=2" log, by rank, if one of them fails before it begins
+/// micro-batch 1, while its neighbour waits for its rows. `failing` receives a function that waits until all
 /// other ranks have ended.
 std::vector<std::string> texts_of_a_failure(
     int failing_rank, double timeout, const std::function<void(const std::function<void()>&)>& failing) {

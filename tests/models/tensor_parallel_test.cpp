@@ -1,5 +1,5 @@
 // Models whose layers the axis `tensor` of a mesh cuts: losses, norms, gradients, evaluations and logits are
-// those of one rank.
+// near those of one rank.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -60,7 +60,7 @@ TEST(TensorParallelNoise, IsThatOfOneRank) {
         ASSERT_EQ(cut.noise.size(), one.noise.size());
         for (std::size_t step = 0; step < one.noise.size(); ++step) {
           const GradientNoise &found = cut.noise[step], &wanted = one.noise[step];
-          // Both are differences of two sums, which are of this size.
+          // Both are differences of two sums of this magnitude.
           const double sum = one.norms[step] * one.norms[step];
           const double samples = 12;
           furthest = std::max({furthest, std::abs(found.variance - wanted.variance) / samples / sum,
@@ -192,7 +192,7 @@ TEST(TensorParallelGpt, AdaptersHaveTheLossesOfOneRank) {
   }
 }
 
-/// The configuration with dimensions that tranche.layout leaves whole.
+/// The configuration, with dimensions that tranche.layout leaves whole.
 Config with_whole(Config config, const std::vector<std::string>& dimensions) {
   for (const std::string& dimension : dimensions) config.layout[dimension] = "whole";
   return config;
@@ -240,7 +240,8 @@ TEST(TensorParallelLayout, WholeDimensionsGoWithStagesRecomputationChunksAndAdap
 TEST(TensorParallelLayout, RanksHoldAndSendWhatTheLayoutSays) {
   const Gpt model(six_heads());
   const auto measured = [&](const std::vector<std::string>& whole, bool recompute) {
-    std::pair<std::int64_t, std::int64_t> elements;  // of the table's part, and sent in a micro-batch
+    std::pair<std::int64_t, std::int64_t> elements;  // elements of the table's part, and elements sent in a
+                                                     // micro-batch
     Config config = with_whole(config_of(2), whole);
     config.activation_checkpointing = recompute;
     on_ranks(2, model.spec(time_steps), config, [&](Engine& engine) {
@@ -292,7 +293,7 @@ TEST(TensorParallelGpt, AnErrorOfOneRankReachesTheOthers) {
   const Gpt model(six_heads());
   std::mutex mutex;
   std::vector<std::string> texts;
-  std::barrier constructed(2);  // or the error might reach the other rank in its engine's constructor
+  std::barrier constructed(2);  // otherwise the error may reach the other rank in its engine's constructor
   try {
     on_ranks(2, model.spec(time_steps), config_of(2), [&](Engine& engine) {
       constructed.arrive_and_wait();
@@ -301,7 +302,7 @@ TEST(TensorParallelGpt, AnErrorOfOneRankReachesTheOthers) {
       TokenBatch own = data.batch();
       const bool bad = engine.runtime().rank() == 1;
       if (bad) own.samples = own.samples.first(2);
-      for (int call = 0; call < 2; ++call) {  // an engine that has ended says so again
+      for (int call = 0; call < 2; ++call) {  // an engine that has ended reports the error again
         try {
           model.evaluate(engine, own);
         } catch (const Error& error) {
@@ -310,7 +311,7 @@ TEST(TensorParallelGpt, AnErrorOfOneRankReachesTheOthers) {
         }
       }
     });
-  } catch (const Error&) {  // the engine's destructor may meet the error too
+  } catch (const Error&) {  // the engine's destructor may receive the error too
   }
   EXPECT_THAT(texts, testing::Contains(testing::HasSubstr("bad: ")));
   EXPECT_THAT(texts, testing::Contains(
@@ -318,7 +319,7 @@ TEST(TensorParallelGpt, AnErrorOfOneRankReachesTheOthers) {
                                         testing::HasSubstr("2 sample indices were given for 5 sequences"))));
 }
 
-/// Loss of an evaluation, and logits and greedy tokens over a cache and without.
+/// The loss of an evaluation, and logits and greedy tokens with a cache and without.
 struct Answers {
   double loss = 0;
   std::vector<float> logits;
@@ -435,7 +436,7 @@ TEST(TensorParallelRefusals, AVocabularyThatIsSmallerThanTheRanks) {
   GptConfig config = six_heads();
   config.vocabulary = 5;
   const Gpt model(config);
-  // Ranks share the work of a table that is left whole, too.
+  // Ranks share the work of a table even if it is left whole.
   for (const std::vector<std::string>& whole : {std::vector<std::string>{}, {"vocabulary"}}) {
     std::string refusal = "accepted";
     try {
@@ -451,7 +452,7 @@ TEST(TensorParallelRefusals, AVocabularyThatIsSmallerThanTheRanks) {
 }
 
 TEST(TensorParallelMemory, PlansHoldToTheByteOnEveryRank) {
-  // Uneven vocabulary and inner width, so that ranks hold different amounts.
+  // Vocabulary and inner width are uneven, so that ranks hold different amounts.
   const auto gpt = [](const std::string& mesh, int ranks, int stage) {
     MemoryCase made{.model = with_dropout(six_heads()), .sequence = time_steps, .ranks = ranks, .config = {}};
     made.config.mesh = mesh;
@@ -485,7 +486,7 @@ TEST(TensorParallelMemory, PlansHoldToTheByteOnEveryRank) {
 }
 
 TEST(TensorParallelTraffic, IsTheFormulaOfRowsThatAreGatheredAndScattered) {
-  // Elements that a rank sends in a micro-batch, with R rows a rank (docs/guides/tensor.md).
+  // The elements that a rank sends in a micro-batch, with R rows per rank (docs/guides/tensor.md).
   const auto sent = [](int tensor, const LanguageModel& model, bool recompute) {
     std::int64_t elements = 0;
     Config config = config_of(tensor);
@@ -505,8 +506,8 @@ TEST(TensorParallelTraffic, IsTheFormulaOfRowsThatAreGatheredAndScattered) {
   const Llama llama(eight_heads(LlamaKind::llama));
   for (const int tensor : {2, 3}) {
     const std::int64_t rows = divide_round_up(batch * time_steps, tensor), width = 24;
-    // Every other rank gets so many messages of the width of a row: 10 a block, 13 where it is recomputed, 2
-    // for the embedding and 2 for the head, with 3 numbers of the softmax for each token of the micro-batch.
+    // Every other rank receives these messages with the width of a row: 10 per block (13 with recomputation),
+    // 2 for the embedding and 2 for the head, and 3 numbers of the softmax for each token of the micro-batch.
     const auto wanted = [&](std::int64_t of_block) {
       return (tensor - 1) * ((2 * of_block + 4) * rows * width + 3 * batch * time_steps);
     };

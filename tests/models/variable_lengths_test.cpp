@@ -1,4 +1,4 @@
-// Batches whose lengths change from one micro-batch to the next: memory, plans and bits.
+// Batches whose lengths change between micro-batches: memory, plans and bits.
 
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ GptConfig small_gpt() {
   return config;
 }
 
-/// Micro-batches of chosen lengths, of data that stays where it is; on meta of data that is nowhere.
+/// Micro-batches of chosen lengths whose data stays at the same address; on meta without data.
 class Batches {
  public:
   Batches(Engine& engine, const LanguageModel& model)
@@ -154,7 +154,7 @@ TEST(VariableLengths, ShapesSeenBeforeMakeNoMemoryCall) {
   }
 }
 
-/// Of every tier, for one line of a failure.
+/// The ledger of every tier, for one line of a failure.
 std::string ledger_text(const Runtime& runtime) {
   std::string text;
   for (const Tier tier : all_tiers) {
@@ -232,7 +232,7 @@ TEST(VariableLengths, BitsAreThoseOfMemoryThatIsNotPlanned) {
   }
 }
 
-// The scale of the loss gradient follows the nominal tokens; the step divides by those that were there.
+// The scale of the loss gradient uses the nominal tokens; the step divides by the tokens that existed.
 TEST(VariableLengths, ShorterBatchesTrainAsIfTheEngineWereMadeForThem) {
   const Gpt model(small_gpt());
   kernels::Digest digests[2];

@@ -1,4 +1,4 @@
-// A GPT with dropout and clipping on any number of ranks: the losses, weights and moments of one rank alone.
+// A GPT with dropout and clipping on any number of ranks: the losses, weights and moments of a single rank.
 #include <gtest/gtest.h>
 
 #include <mutex>
@@ -11,14 +11,14 @@ namespace {
 constexpr std::int64_t time_steps = 11;
 constexpr int steps = 50;
 
-/// The bits of a training: of all state at its end, of each step, and of evaluations between steps.
+/// The bits of a training: those of all state at its end, of each step, and of evaluations between steps.
 struct Bits {
   kernels::Digest state;
   std::vector<double> losses, norms, clipped, evaluated;
   friend bool operator==(const Bits&, const Bits&) = default;
 };
 
-/// 12 micro-batches a step.
+/// Trains with 12 micro-batches a step.
 Bits trained(int ranks, int stage, DataType dtype) {
   GptConfig model = tiny_gpt();
   model.embedding_dropout = model.attention_dropout = model.residual_dropout = 0.1f;

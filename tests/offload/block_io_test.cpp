@@ -1,5 +1,5 @@
-// Both engines of block_io.h: any range, any memory, any number of threads, and what happens when the kernel
-// does less than it was asked.
+// Both engines of block_io.h: any range, any memory, any number of threads, and short transfers by the
+// kernel.
 #include "offload/block_io.h"
 
 #include <gmock/gmock.h>
@@ -66,7 +66,7 @@ std::vector<std::byte> pattern(std::size_t bytes, std::uint64_t seed) {
   return result;
 }
 
-// Ranges that begin and end anywhere, in memory that begins anywhere, against a plain array.
+// Compares ranges that begin and end anywhere, in memory that begins anywhere, with a plain array.
 TEST_P(BlockIoTest, AnyRangeOfAnyMemory) {
   constexpr std::int64_t file_bytes = 300'000;
   const std::uint64_t seed = std::random_device{}();
@@ -81,7 +81,7 @@ TEST_P(BlockIoTest, AnyRangeOfAnyMemory) {
   AlignedBuffer memory(*host, file_bytes + 4096, Category::workspace, "test");
   auto* base = static_cast<std::byte*>(memory.data());
   for (int round = 0; round < 30; ++round) {
-    // Disjoint ranges, written at once, in an order of their own.
+    // Disjoint ranges, written at the same time in a random order.
     std::vector<std::int64_t> cuts{0, file_bytes};
     for (int i = 0; i < 8; ++i) {
       std::int64_t cut = static_cast<std::int64_t>(random() % file_bytes);
@@ -134,7 +134,7 @@ TEST_P(BlockIoTest, OddSizes) {
   }
 }
 
-// Many threads on one engine, each with its own part of two files, reading back what it wrote.
+// Many threads use one engine; each writes its own part of two files and reads it back.
 TEST_P(BlockIoTest, ManyThreads) {
   const auto io = make_block_io(options_);
   std::unique_ptr<File> files[] = {files_.open(folder_ / "a", OpenMode::create_new, GetParam().caching),
@@ -172,7 +172,7 @@ TEST_P(BlockIoTest, CountsBytesAndBlocks) {
   const detail::BlockIoStatistics counted = io->statistics();
   EXPECT_EQ(counted.written_bytes, 100'000);
   EXPECT_EQ(counted.read_bytes, 40'960);
-  // 6 pieces of 16384 and an end; 2.5 pieces.
+  // 6 full blocks of 16384 and a short one; 2.5 blocks.
   EXPECT_EQ(counted.blocks, 7 + 3);
   EXPECT_EQ(counted.direct_bytes, file->direct() ? 98'304 + 40'960 : 0);  // whole blocks of 4096
   EXPECT_EQ(counted.resumed, 0);
@@ -229,7 +229,8 @@ TEST_P(BlockIoTest, Misuse) {
   io->wait(io->read(*file, 0, nullptr, 0));
 }
 
-// Slow blocks, and an engine that goes away: what had not begun is dropped, what had is waited for.
+// Slow blocks, and an engine that is destroyed: blocks that have not begun are dropped, the others are waited
+// for.
 TEST_P(BlockIoTest, CancelAndDestruction) {
   FaultyFileSystem slow(files_);
   slow.inject({.operation = FileOperation::write, .times = -1, .delay = std::chrono::milliseconds(5)});
@@ -249,17 +250,17 @@ TEST_P(BlockIoTest, CancelAndDestruction) {
     EXPECT_EQ(error.code(), ECANCELED);
     EXPECT_THAT(error.message(), HasSubstr("it was called off before it had run"));
   }
-  io->wait(io->write(*file, 0, memory->data(), 100));  // goes on after a cancellation
+  io->wait(io->write(*file, 0, memory->data(), 100));  // works after a cancellation
   for (int i = 0; i < 10; ++i) {
     io->write(*file, 0, memory->data(), 16384 * 40);
     io->write(*plain, 0, memory->data(), 16384 * 40);
   }
   io.reset();
-  memory.reset();  // the address sanitizer would see a write that still ran
+  memory.reset();  // AddressSanitizer would report a write that is still running
   EXPECT_LT(slow.count(FileOperation::write), 400);
 }
 
-// Files that a test watches take part in every engine, block by block, and their errors come through.
+// Every engine transfers files of a test's file system block by block, and reports their errors.
 TEST_P(BlockIoTest, InterposedFiles) {
   FaultyFileSystem faulty(files_);
   const auto file = faulty.open(folder_ / "a", OpenMode::create_new, GetParam().caching);
@@ -291,7 +292,7 @@ TEST_P(BlockIoTest, AFailedTransferIsNotGoneOnWith) {
   EXPECT_LT(faulty.count(FileOperation::write), 60);
 }
 
-// Things that the kernel may do to io_uring's operations.
+// Outcomes that the kernel may give to io_uring's operations.
 class UringTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -391,8 +392,8 @@ TEST_F(UringTest, RegistrationMayBeRefused) {
   EXPECT_EQ(io->statistics().registered_bytes, 0);
 }
 
-// Two transfers that are submitted at once are under way at once, though one idle thread was there for the
-// first and had not woken when the second came.
+// Two transfers that are submitted together must run at the same time, even if one idle thread exists for the
+// first and has not woken up when the second is submitted.
 TEST(ThreadBlockIo, TransfersDoNotQueueBehindAThreadThatIsWaking) {
   const TestFolder folder;
   std::vector<std::byte> memory(8192);

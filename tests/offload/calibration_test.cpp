@@ -1,4 +1,4 @@
-// Calibration: quick, remembered, and never in the way.
+// Calibration is quick, stored, and never an obstacle.
 #include "offload/calibration.h"
 
 #include <gmock/gmock.h>
@@ -59,7 +59,7 @@ TEST_F(CalibrationTest, MeasuresOnceAndRemembers) {
 
   EXPECT_EQ(second.options.engine, first.options.engine);
 
-  // Other engines are another measurement, beside the first.
+  // Other engines have a separate measurement.
   if (detail::make_block_io()->engine() == BlockIoEngine::uring) {
     request_.engine = BlockIoEngine::threads;
     const BlockIoCalibration threads = calibrate_block_io(request_, *host_);

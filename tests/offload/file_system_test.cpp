@@ -1,4 +1,4 @@
-// The operating system's files: what they do, and what their failures say.
+// The operating system's files: their operations, and the texts of their failures.
 #include "offload/file_system.h"
 
 #include <fcntl.h>
@@ -110,7 +110,8 @@ TEST_F(FileSystemTest, SizesAndEnds) {
   }
 }
 
-// Aligned and not, past the page cache and through it, on one file: what one way has written the other reads.
+// Aligned and unaligned transfers, with and without the page cache, on one file: each reads what another has
+// written.
 TEST_F(FileSystemTest, DirectAndBufferedAgree) {
   const auto direct = files_.open(folder_ / "a", OpenMode::create_new, Caching::direct);
   const auto buffered = files_.open(folder_ / "a", OpenMode::update);
@@ -131,7 +132,7 @@ TEST_F(FileSystemTest, DirectAndBufferedAgree) {
   EXPECT_EQ(direct->size(), 65539);
 }
 
-// An archive can hold a pipe: without a writer, it would be waited for.
+// An archive can contain a pipe; without a writer, opening it would wait for ever.
 TEST_F(FileSystemTest, OpensRegularFilesOnlyAndAtOnce) {
   ASSERT_EQ(::mkfifo((folder_ / "pipe").c_str(), 0600), 0);
   std::filesystem::create_symlink(folder_ / "pipe", folder_ / "link");
@@ -148,7 +149,7 @@ TEST_F(FileSystemTest, OpensRegularFilesOnlyAndAtOnce) {
 }
 
 TEST_F(FileSystemTest, ReadsNoLargerFileThanItMayBe) {
-  files_.open(folder_ / "a", OpenMode::create_new)->truncate(std::int64_t{6} << 30);  // takes no space
+  files_.open(folder_ / "a", OpenMode::create_new)->truncate(std::int64_t{6} << 30);  // uses no space
   EXPECT_THAT(failure_of([&] { files_.read_file(folder_ / "a"); }, EFBIG),
               HasSubstr("it has 6442450944 B, and such a file has 1073741824 B at most"));
   files_.open(folder_ / "a", OpenMode::update)->truncate(5);
@@ -156,7 +157,8 @@ TEST_F(FileSystemTest, ReadsNoLargerFileThanItMayBe) {
   EXPECT_EQ(files_.read_file(folder_ / "a", 5).size(), 5u);
 }
 
-// In a folder that others may write to, a link of a known name would have its target overwritten.
+// If others may write to the folder, they could place a link under a known name, and its target would be
+// overwritten.
 TEST_F(FileSystemTest, FilesAreReplacedByOnesOfRandomNames) {
   const std::string path = folder_ / "latest";
   const std::string one = temporary_name(path), two = temporary_name(path);
@@ -242,7 +244,7 @@ TEST(Paths, Parents) {
   EXPECT_EQ(join_path("", "b"), "b");
 }
 
-// The kernel does less than asked, is interrupted, or fails half way.
+// The kernel transfers less than requested, is interrupted, or fails half way.
 TEST_F(FileSystemTest, ShortTransfersAreResumed) {
   std::atomic<int> calls{0};
   const auto files = make_posix_file_system([&](IoCall call, std::int64_t bytes) -> std::int64_t {
@@ -285,14 +287,14 @@ TEST_F(FileSystemTest, FailuresOfTheSystem) {
   EXPECT_THAT(
       failure_of([&] { put(*file, 0, data); }, ENOSPC),
       AllOf(HasSubstr("No space left on device"), ContainsRegex("1000 B are needed, [0-9]+ B are free")));
-  code = 0;  // a write of nothing, for ever
+  code = 0;  // every write transfers nothing
   EXPECT_THAT(failure_of([&] { put(*file, 0, data); }, EIO), HasSubstr("write of bytes 0 to 999"));
   failing = IoCall::sync;
   code = EIO;
   EXPECT_THAT(failure_of([&] { file->sync(); }, EIO), HasSubstr("sync of '"));
   EXPECT_THAT(failure_of([&] { files->sync_directory(folder_.path()); }, EIO),
               HasSubstr("sync of the folder of"));
-  code = EOPNOTSUPP;  // network file systems that know no sync of folders
+  code = EOPNOTSUPP;  // some network file systems cannot sync folders
   files->sync_directory(folder_.path());
   failing = IoCall::preallocate;
   code = ENOSPC;
@@ -325,7 +327,7 @@ TEST(IoFailureText, SaysWhatToDo) {
   }
 }
 
-// A real full disk, where the test may make one.
+// A real full disk, if the test can create one.
 TEST_F(FileSystemTest, FullDisk) {
   const std::string place = folder_ / "mount";
   std::filesystem::create_directories(place);

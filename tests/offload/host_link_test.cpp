@@ -1,5 +1,5 @@
-// The link between device and host memory: what it copies, what orders it, what it counts, how fast it is.
-// Compiled twice: for the CPU and the plan, and, with TRANCHE_LINK_TESTS_ON_GPU, for a GPU or its emulation.
+// The link between device and host memory: its copies, their order, its counts and its speed. Compiled twice:
+// for the CPU and the meta device, and, with TRANCHE_LINK_TESTS_ON_GPU, for a GPU or its emulation.
 #include "offload/host_link.h"
 
 #include <gmock/gmock.h>
@@ -29,7 +29,7 @@ using ::testing::HasSubstr;
 
 constexpr std::int64_t bytes = 1 << 16;
 
-// Both memories with a pattern; on every device that is here.
+// A fixture that fills both memories with a pattern; runs on every available device.
 class HostLinkTest : public ::testing::TestWithParam<DeviceKind> {
  protected:
   void SetUp() override {
@@ -71,7 +71,7 @@ TEST_P(HostLinkTest, BytesArriveBothWaysAndAreCounted) {
   if (!meta()) {
     EXPECT_TRUE(std::equal(pattern_.begin(), pattern_.end(), on_host()));
   }
-  // A part of a buffer, and nothing at all.
+  // A part of a buffer, and an empty range.
   link.copy_to_host(on_host() + 256, on_device() + 512, 100, {}).wait();
   link.copy_to_host(nullptr, nullptr, 0, {}).wait();
   const detail::HostLinkCounts counts = link.counts();
@@ -87,7 +87,7 @@ TEST_P(HostLinkTest, BytesArriveBothWaysAndAreCounted) {
 }
 
 TEST_P(HostLinkTest, CopiesAreOrderedByEventsAlone) {
-  if (meta()) return;  // work is dropped, nothing waits
+  if (meta()) return;  // work is dropped, and nothing waits
   HostLink link(*device_);
   fill_host();
   link.copy_from_host(on_device(), on_host(), bytes, {}).wait();
@@ -97,7 +97,7 @@ TEST_P(HostLinkTest, CopiesAreOrderedByEventsAlone) {
   const std::vector<Event> gates{Event(gate), Event(second_gate)};
   const Event held = link.copy_to_host(on_host(), on_device(), bytes / 2, gates);
   const Event behind = link.copy_to_host(on_host() + bytes / 2, on_device() + bytes / 2, bytes / 2, {});
-  // The other way has a stream of its own.
+  // The opposite direction has a stream of its own.
   Buffer other(device_->memory(Tier::host), 256, Category::other, "link test");
   link.copy_from_host(on_device(), other.data(), 0, {}).wait();
   link.copy_from_host(on_device(), on_host(), 0, {}).wait();
@@ -112,7 +112,7 @@ TEST_P(HostLinkTest, CopiesAreOrderedByEventsAlone) {
 }
 
 TEST_P(HostLinkTest, ThereAndBackInManyPieces) {
-  if (meta()) return;  // nothing to compare
+  if (meta()) return;  // there is nothing to compare
   HostLink link(*device_);
   fill_host();
   Buffer copy(device_->memory(Tier::host), bytes, Category::other, "link test");
@@ -143,7 +143,7 @@ TEST_P(HostLinkTest, AFailedEventFailsWhatFollows) {
   failed->fail(std::make_exception_ptr(CommunicationError("rank 2 is missing")));
   const Event bad(failed);
   const auto copy = [&] { return link.copy_to_host(on_host(), on_device(), 256, std::span(&bad, 1)); };
-  if (meta()) {  // it cannot wait, but what is known to have failed is said at once
+  if (meta()) {  // it cannot wait, but a known failure is reported at once
     EXPECT_THAT(message_of<CommunicationError>(copy), HasSubstr("rank 2 is missing"));
     return;
   }
@@ -188,7 +188,7 @@ TEST_P(HostLinkTest, CopiesAreTraced) {
 }
 
 TEST_P(HostLinkTest, ItsEndWaitsForWhatWasIssued) {
-  if (meta()) return;  // nothing to wait for
+  if (meta()) return;  // there is nothing to wait for
   fill_host();
   Buffer copy(device_->memory(Tier::host), bytes, Category::other, "link test");
   Event done;
@@ -236,7 +236,7 @@ class ThrottledLinkTest : public ::testing::Test {
 };
 
 TEST_F(ThrottledLinkTest, IsNoFasterThanToldEitherWay) {
-  constexpr double speed = 20.0 * bytes;  // 50 ms a copy
+  constexpr double speed = 20.0 * bytes;  // 50 ms per copy
   TraceRecorder trace(0);
   HostLink link(*device_, {.bytes_per_second = speed, .trace = &trace});
   const double begin = seconds_now();
@@ -278,7 +278,7 @@ TEST_F(ThrottledLinkTest, WaitsForEventsAreNoCopying) {
   EXPECT_LE(busy, seconds_now() - begin);
 }
 
-// A copy of 10 us, each followed by a sleep of its own, would take seven times as long.
+// If each copy of 10 us slept separately, this would take seven times as long.
 TEST_F(ThrottledLinkTest, ManySmallCopiesAverageRight) {
   constexpr int copies = 4000;
   constexpr double speed = 64 / 10e-6;
@@ -303,7 +303,7 @@ TEST_F(ThrottledLinkTest, ManySmallCopiesAverageRight) {
   EXPECT_LE(best, 4 * told);
 }
 
-// Copies while another thread waits for them, and both ways over the same memory.
+// One thread copies while another waits for the copies; both directions use the same memory.
 TEST(HostLinkThreads, OrderIsSeenByWhoeverWaits) {
   auto device = make_device({DeviceKind::cpu, 0, 1});
   HostLink link(*device);
@@ -328,7 +328,7 @@ TEST(HostLinkThreads, OrderIsSeenByWhoeverWaits) {
   EXPECT_EQ(link.counts().copies, 400);
 }
 
-// Nothing that happens to the link may hang the run's end.
+// The link's destructor does not wait for a copy whose event never passes; it fails that copy.
 TEST(HostLinkThreads, ItsEndDoesNotHangOnAnEventThatNeverPasses) {
   auto device = make_device({DeviceKind::cpu, 0, 1});
   std::vector<unsigned char> a(64), b(64);

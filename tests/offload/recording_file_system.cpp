@@ -93,7 +93,7 @@ RecordingFileSystem::RecordingFileSystem(detail::FileSystem& upstream, std::stri
   scan("", 0);
 }
 
-// Takes up what is there before the recording.
+// Records the files that exist before the recording.
 void RecordingFileSystem::scan(const std::string& path, std::uint64_t id) {
   const std::string full = path.empty() ? root_ : join_path(root_, path);
   initial_[id].is_directory = true;
@@ -192,7 +192,7 @@ void RecordingFileSystem::rename(const std::string& from, const std::string& to)
   operation.object = id_of(operation.path);
   operation.folder = folder_of(operation.path);
   operation.to_folder = folder_of(operation.to);
-  // Files below a folder go with it.
+  // Files below a folder move with it.
   std::map<std::string, std::uint64_t> moved;
   for (const auto& [name, id] : ids_) {
     if (name == operation.path || name.starts_with(operation.path + "/")) {
@@ -234,7 +234,7 @@ bool RecordingFileSystem::create_directory(const std::string& path) {
 
 void RecordingFileSystem::sync_directory(const std::string& path) {
   const std::lock_guard lock(names_mutex_);
-  // Folders above the root may be synced as well: nothing of theirs is recorded.
+  // Folders above the root may be synced as well, which is not recorded.
   std::string name;
   try {
     name = relative(path);
@@ -293,7 +293,7 @@ std::optional<std::size_t> RecordingFileSystem::durable_by_locked(std::size_t in
   bool from = !operation.of_names(), to = operation.kind != Kind::rename;
   for (std::size_t i = index + 1; i < prefix; ++i) {
     const RecordedOperation& sync = log_[i];
-    if (index >= sync.started) continue;  // it may have begun too early
+    if (index >= sync.started) continue;  // it may have begun after the sync
     if (operation.of_content() && sync.kind == Kind::sync && sync.object == operation.object) return i;
     if (!operation.of_names() || sync.kind != Kind::sync_directory) continue;
     from = from || sync.object == operation.folder;
@@ -338,20 +338,21 @@ void RecordingFileSystem::replay(std::size_t prefix, const CrashPolicy& policy,
   }
   std::mt19937_64 random(policy.seed);
   const bool partial = policy.crash == Crash::torn || policy.crash == Crash::reordered;
-  // All, most, half, some or none of what is not durable, so that both ends of the possible are seen.
+  // All, most, half, some or none of what is not durable, so that both extremes occur.
   const std::uint64_t eighths = std::vector<std::uint64_t>{1, 2, 4, 6, 7}[random() % 5];
   Objects objects = initial_;
-  // A folder is one even where only a later change of its name reached the disk.
+  // A folder exists even if only a later change of its name reached the disk.
   for (const RecordedOperation& operation : log_) {
     if (operation.kind == Kind::create_directory) objects[operation.object].is_directory = true;
   }
-  // Changes of names that are not durable reach the disk in order, up to here, when writes are torn.
+  // When writes are torn, changes of names that are not durable reach the disk in order, up to this one.
   std::size_t names_until = prefix;
   if (policy.crash == Crash::torn) names_until = static_cast<std::size_t>(random() % (prefix + 2));
   for (std::size_t i = 0; i < log_.size(); ++i) {
     const RecordedOperation& operation = log_[i];
     const bool complete = i < prefix;
-    if (!complete && (!partial || operation.started > prefix)) continue;  // not begun, or it left nothing
+    if (!complete && (!partial || operation.started > prefix))
+      continue;  // it has not begun, or it left nothing
     if (!operation.of_names() && !operation.of_content()) continue;
     const std::uint64_t draw = random();
     bool reached = complete && (policy.crash == Crash::kept || durable_by_locked(i, prefix));
@@ -405,7 +406,7 @@ void RecordingFileSystem::apply(Objects& objects, const RecordedOperation& opera
   }
 }
 
-// A drawn part of the write's sectors. The size may have grown all the same.
+// Writes a drawn part of the write's sectors. The size may have grown in any case.
 void RecordingFileSystem::write_sectors(Object& object, const RecordedOperation& operation,
                                         const CrashPolicy& policy, std::uint64_t seed) {
   std::mt19937_64 random(seed);

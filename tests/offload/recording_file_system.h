@@ -132,7 +132,7 @@ class RecordingFileSystem : public detail::FileSystem {
   const std::string root_;
   std::mutex names_mutex_;                    // changes of names are serialised, so that ids_ matches their
                                               // order
-  std::map<std::string, std::uint64_t> ids_;  // existing files and folders by relative path
+  std::map<std::string, std::uint64_t> ids_;  // the id of each existing file and folder, by its relative path
   std::uint64_t last_id_ = 0;
   Objects initial_;
   mutable std::mutex mutex_;  // guards the log

@@ -1,4 +1,4 @@
-// The layer that other tests trust: what it says a crash leaves is what POSIX allows, no more and no less.
+// Other tests rely on this layer: the state that it produces for a crash must be one that POSIX allows.
 #include "tests/offload/recording_file_system.h"
 
 #include <gmock/gmock.h>
@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 class RecordingTest : public ::testing::Test {
  protected:
   RecordingTest() { std::filesystem::create_directories(folder_ / "root"); }
-  // Content of a file after a crash; "-" when its name is not there.
+  // The content of a file after a crash; "-" if its name does not exist.
   std::string after(const RecordingFileSystem& files, std::size_t prefix, CrashPolicy policy,
                     const std::string& name) {
     const std::string place = folder_ / "replay";
@@ -61,7 +61,7 @@ TEST_F(RecordingTest, OnlyWhatASyncCoversIsDurable) {
   EXPECT_EQ(files.describe(3), "3: write of 3 B at 3 of a");
 }
 
-// The classic mistake: renamed before it was synced. A crash may show the new name with nothing in it.
+// The classic mistake: a rename before the sync. After a crash the new name may exist with an empty file.
 TEST_F(RecordingTest, ARenameMayOvertakeTheContent) {
   posix_file_system().replace_file(root_ + "/a", "old");
   const auto save = [&](FileSystem& files, bool sync) {
@@ -95,7 +95,7 @@ TEST_F(RecordingTest, ARenameMayOvertakeTheContent) {
   }
 }
 
-// A sync covers what was complete when it began, not what came while it ran.
+// A sync covers writes that were complete when it began, not those that came while it ran.
 TEST_F(RecordingTest, AWriteDuringASyncIsNotCoveredByIt) {
   FaultyFileSystem slow(posix_file_system());
   slow.inject({.operation = FileOperation::sync, .delay = std::chrono::milliseconds(300)});
@@ -136,7 +136,7 @@ TEST_F(RecordingTest, WritesAreTornAtSectors) {
   EXPECT_EQ(after(files, 4, {Crash::dropped}, "a"), std::string(10'000, 'a'));
 }
 
-// Folders keep what is in them when they get another name; a sync under the old name counts.
+// Folders keep their contents when they are renamed, and a sync under the old name counts.
 TEST_F(RecordingTest, RenamedFolders) {
   RecordingFileSystem files(posix_file_system(), root_);
   files.create_directories(root_ + "/step.tmp");

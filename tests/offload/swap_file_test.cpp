@@ -1,5 +1,5 @@
-// Swap files: accounting, limits, space for all ranks, no name left behind, and stale files kept apart from
-// those in use.
+// Swap files: accounting, limits, space for all ranks, no name left behind, and stale files that are
+// distinguished from those in use.
 #include "offload/swap_file.h"
 
 #include <gmock/gmock.h>
@@ -146,7 +146,7 @@ TEST_F(SwapFileTest, RoomForAllRanksIsAskedBeforeAnythingIsWritten) {
     EXPECT_THAT(error.message(), HasSubstr(text));
   }
   EXPECT_EQ(files.count(FileOperation::open), 0);
-  // Others have made theirs: what is free is enough for one.
+  // The other ranks have created theirs, so the free space is enough for one.
   files.set_free_bytes(8192);
   file.create();
 }
@@ -178,7 +178,7 @@ TEST_F(SwapFileTest, NamesThatCannotBeRemoved) {
   const auto error = caught<IoError>([&] { file.create(); });
   EXPECT_THAT(error.message(), HasSubstr("removal of '" + folder_.path() + "/tranche-swap-"));
   EXPECT_THAT(names(), ::testing::IsEmpty()) << "tried again once it was closed";
-  // Another run was faster.
+  // Another run removed it first.
   files.inject({.operation = FileOperation::remove, .code = ENOENT});
   file.create();
   EXPECT_EQ(file.file().size(), 8192);
@@ -252,7 +252,8 @@ TEST(SwapNames, TellWhoMadeThem) {
   }
 }
 
-// Files of the dead go, all else stays: of the living, of other nodes, and whatever is not ours.
+// Files of dead processes are removed. All others stay: those of living processes, of other nodes, and
+// unrelated files.
 TEST_F(SwapFileTest, StaleFilesAreRemovedAndNothingElse) {
   const pid_t child = ::fork();
   if (child == 0) ::_exit(0);
@@ -261,13 +262,13 @@ TEST_F(SwapFileTest, StaleFilesAreRemovedAndNothingElse) {
   dead.process = child;
   dead.started += 1;
   ::waitpid(child, nullptr, 0);
-  ProcessIdentity reused = self;  // its number belongs to another process now: this one
+  ProcessIdentity reused = self;  // its number now belongs to another process, this one
   reused.started -= 1;
   ProcessIdentity parent = self;
   parent.process = ::getppid();
   ProcessIdentity elsewhere = dead;
   elsewhere.node += "2";
-  ProcessIdentity earlier = dead;  // boot, or another container
+  ProcessIdentity earlier = dead;  // another boot, or another container
   earlier.kernel = "0123456789abcdef";
   std::vector<std::string> gone, stays;
   for (const auto& owner : {dead, reused, earlier}) gone.push_back(swap_name(owner, 0));
@@ -277,7 +278,7 @@ TEST_F(SwapFileTest, StaleFilesAreRemovedAndNothingElse) {
   for (const auto& name : gone) std::ofstream(folder_ / name) << "x";
   for (const auto& name : stays) std::ofstream(folder_ / name) << "x";
   std::filesystem::create_directory(folder_ / swap_name(dead, 1));
-  // In use by someone whom we cannot see.
+  // A process that this one cannot see uses it.
   const auto used = posix_file_system().open(folder_ / stays[2], detail::OpenMode::update);
   ASSERT_TRUE(detail::lock_swap(*used));
 
@@ -289,7 +290,7 @@ TEST_F(SwapFileTest, StaleFilesAreRemovedAndNothingElse) {
   EXPECT_EQ(names().size(), stays.size() + 1);
 }
 
-// Many ranks of many runs in one folder: nobody opens, and nobody loses, another's file.
+// Many ranks of many runs in one folder: none opens another's file, and none loses its own.
 TEST_F(SwapFileTest, SharedFolders) {
   std::vector<pid_t> children;
   for (int run = 0; run < 4; ++run) {

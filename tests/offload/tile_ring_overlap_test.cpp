@@ -1,5 +1,5 @@
-// Rings of tiles: transfers go on beside the work, as many as there are buffers; shown by transfers that wait
-// for the work and work that waits for transfers.
+// Rings of tiles: as many transfers as there are buffers run while tiles are processed. This is shown by
+// transfers that wait for the work and work that waits for transfers.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ using testing::TileBench;
 using testing::tiles_of;
 using testing::WatchedFileSystem;
 
-/// Things that have happened, to be waited for.
+/// Events by name, for which threads can wait.
 class Happenings {
  public:
   void note(const std::string& what) {
@@ -37,7 +37,7 @@ class Happenings {
     }
     changed_.notify_all();
   }
-  /// False after a minute in which it did not happen.
+  /// Returns false if it has not happened after a minute.
   bool await(const std::string& what) {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, std::chrono::minutes(1),
@@ -56,11 +56,11 @@ class Happenings {
 
 struct GatedCase {
   int buffers;
-  std::vector<std::string> held;  ///< transfers that must be under way while tile 3 is worked on
+  std::vector<std::string> held;  ///< transfers that must be in progress while tile 3 is processed
 };
 class TileRingGates : public ::testing::TestWithParam<GatedCase> {};
 
-// None of these transfers ends before the work on tile 3 has seen all of them under way.
+// None of these transfers ends before the work on tile 3 has seen all of them in progress.
 TEST_P(TileRingGates, ReadsAheadAndWritesBehindTheWork) {
   const TestFolder folder;
   Happenings happenings;
@@ -106,7 +106,7 @@ INSTANTIATE_TEST_SUITE_P(Buffers, TileRingGates,
                            return std::to_string(info.param.buffers) + "Buffers" + std::to_string(info.index);
                          });
 
-// The buffer of a written tile gets its next read while the stream is busy with something else.
+// The buffer of a written tile is read into again while the stream is busy with other work.
 TEST(TileRingOverlap, ABufferIsReadAgainWithoutTheStream) {
   const TestFolder folder;
   Happenings happenings;
@@ -121,7 +121,7 @@ TEST(TileRingOverlap, ABufferIsReadAgainWithoutTheStream) {
   TileRing ring = bench.ring(3, region.bytes_of(0));
   std::atomic<bool> early{false}, seen{false};
   pass(bench, ring, region, true, [&](std::int64_t, std::int64_t i) {
-    // While tile 1 is worked on, tile 0 is written, and tile 3 read into its buffer; not tile 4.
+    // While tile 1 is processed, tile 0 is written and tile 3 is read into its buffer, but not tile 4.
     if (i == 512) {
       seen = happenings.await("3");
       early = happenings.has("4");
@@ -133,7 +133,7 @@ TEST(TileRingOverlap, ABufferIsReadAgainWithoutTheStream) {
   EXPECT_FALSE(early);
 }
 
-// begin() alone starts reading: nothing has been issued to the stream.
+// begin() alone starts reading; nothing has been issued to the stream.
 TEST(TileRingOverlap, BeginReads) {
   const TestFolder folder;
   Happenings happenings;

@@ -1,4 +1,4 @@
-// Rings of tiles: the same bytes as a plain array whatever the regions, buffers and engines; every failure an
+// Rings of tiles: the same bytes as a plain array for all regions, buffers and engines; every failure is an
 // error with file and range, and never a hang.
 #include "offload/tile_ring.h"
 
@@ -66,7 +66,7 @@ class TileRingTest : public ::testing::TestWithParam<Case> {
   TestFolder folder_;
 };
 
-// Passes over passes, issued far ahead of the stream that works.
+// Many passes, issued far ahead of the stream that processes them.
 TEST_P(TileRingTest, ManyTilesManyPasses) {
   TileBench bench(folder_.path(), posix_file_system(), io_);
   const TileRegion region = bench.region(60'001, 1000, {8});
@@ -83,7 +83,7 @@ TEST_P(TileRingTest, ManyTilesManyPasses) {
     return std::int64_t{0};
   };
   pass(bench, ring, region, true, look, false);  // not written...
-  pass(bench, ring, region, true, look, false);  // ...so the same again
+  pass(bench, ring, region, true, look, false);  // ...so the next pass sees the same
   bench.stream->synchronize();
   EXPECT_EQ(wrong, 0);
   EXPECT_EQ(region.tiles(), 61);
@@ -100,7 +100,7 @@ TEST_P(TileRingTest, ManyTilesManyPasses) {
   EXPECT_EQ(statistics.registered_bytes, GetParam().engine == BlockIoEngine::uring ? 13 * bytes : 0);
 }
 
-// Any regions, tiles in any order, some written and some not, against plain arrays.
+// Compares any regions, with tiles in any order, some written and some not, with plain arrays.
 TEST_P(TileRingTest, AnyRegionsAgainstAnArray) {
   const std::uint64_t seed = test_seed();
   SCOPED_TRACE("again by TRANCHE_TEST_SEED=" + std::to_string(seed));
@@ -117,7 +117,7 @@ TEST_P(TileRingTest, AnyRegionsAgainstAnArray) {
       if (regions.back().tiles() > 0) largest = std::max(largest, regions.back().bytes_of(0));
     }
     bench.swap.create();
-    // By region and tensor.
+    // The expected bytes, by region and tensor.
     std::vector<std::vector<std::vector<unsigned char>>> model(regions.size());
     for (std::size_t r = 0; r < regions.size(); ++r) {
       for (const std::int64_t width : regions[r].widths) {
@@ -138,14 +138,14 @@ TEST_P(TileRingTest, AnyRegionsAgainstAnArray) {
       if (pass > 0) {
         std::shuffle(chosen.begin(), chosen.end(), random);
         chosen.resize(static_cast<std::size_t>(up_to(static_cast<std::int64_t>(chosen.size()))));
-        // Some twice, close together: the second must see what the first wrote.
+        // Some tiles occur twice, close together: the second must see what the first wrote.
         for (std::size_t i = chosen.size(); i-- > 0;) {
           if (up_to(4) == 0) chosen.insert(chosen.begin() + static_cast<std::ptrdiff_t>(i), chosen[i]);
         }
       }
       ring.begin(chosen, pass > 0);
       if (pass > 1 && up_to(5) == 0) {
-        // Given up in the middle; what was issued has been done.
+        // Abandoned in the middle; the work that was issued has been done.
         ring.abandon();
         continue;
       }
@@ -206,10 +206,10 @@ TEST_P(TileRingTest, FailedTransfersFailTheStreamWithFileAndRange) {
       EXPECT_THAT(text, HasSubstr(operation == FileOperation::read ? "read of bytes " : "write of bytes "));
       EXPECT_THAT(text, HasSubstr("of '" + folder_.path() + "/tranche-swap-"));
       EXPECT_THAT(text, HasSubstr(code == EIO ? "Input/output error" : "No space left"));
-      // Nothing goes on silently, on no stream...
+      // No operation succeeds silently, on any stream...
       EXPECT_EQ(message_of<IoError>([&] { ring.begin(tiles_of(region)); }), text);
       EXPECT_FALSE(ring.in_pass());
-      // ...until it is given up; a failed stream stays so, a new one works.
+      // ...until the ring is abandoned. A failed stream stays failed; a new one works.
       ring.abandon();
       EXPECT_THROW(bench.stream->synchronize(), IoError);
       bench.stream = bench.device->create_host_stream("again", 1);
@@ -219,7 +219,7 @@ TEST_P(TileRingTest, FailedTransfersFailTheStreamWithFileAndRange) {
   }
 }
 
-// A stream fails for reasons of its own, at any place of a pass: nobody waits for what does not come.
+// A stream fails for a reason of its own, at any point of a pass; nothing may wait for ever.
 TEST_P(TileRingTest, StreamsThatFail) {
   for (int at = 0; at < 12; ++at) {
     TileBench bench(folder_.path(), posix_file_system(), io_);
@@ -238,7 +238,7 @@ TEST_P(TileRingTest, StreamsThatFail) {
     if (at < 11) {
       EXPECT_THAT(message_of<LogicError>([&] { ring.begin(tiles_of(region)); }),
                   HasSubstr("the stream that worked on the tiles has failed"));
-      if (at % 2 == 0) continue;  // destroyed like this
+      if (at % 2 == 0) continue;  // destroyed in this state
       ring.abandon();
     }
     pass(bench, ring, region, false, [](std::int64_t, std::int64_t i) { return i; });
@@ -246,7 +246,7 @@ TEST_P(TileRingTest, StreamsThatFail) {
   }
 }
 
-// Given up, or destroyed, in every state that the issuing thread can be in.
+// Abandoned or destroyed in every state of the issuing thread.
 TEST_P(TileRingTest, AbandonedAndDestroyedInEveryState) {
   int point = GetParam().buffers;
   for (const bool read : {true, false}) {
@@ -290,7 +290,7 @@ TEST_P(TileRingTest, AbandonedAndDestroyedInEveryState) {
   }
 }
 
-// The file without a name, cut by someone under the run.
+// The nameless file is truncated by another process during the run.
 TEST_P(TileRingTest, FileTruncatedUnderTheRun) {
   TileBench bench(folder_.path(), posix_file_system(), io_);
   const TileRegion region = bench.region(20'000, 2048, {8});

@@ -115,7 +115,7 @@ TEST(LossScaler, AMinimumBetweenPowersOfTwoIsReachedExactly) {
 }
 
 TEST(LossScaler, StaysWithinWhatFloatsHold) {
-  // A minimum of 0, as some configurations have it, must not let the scale reach 0; nor may it grow to
+  // A minimum of 0, as in some configurations, must not let the scale reach 0, nor may the scale grow to
   // infinity.
   LossScalerOptions options = small(1);
   options.minimum_scale = 0;

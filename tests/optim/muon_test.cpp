@@ -1,5 +1,5 @@
-// Muon against torch.optim.Muon, its routes, rates and refusals; kernels/newton_schulz_test.cpp has the
-// iterations.
+// Compares Muon with torch.optim.Muon, and tests its routes, rates and refusals;
+// kernels/newton_schulz_test.cpp tests the iterations.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -23,7 +23,8 @@ TrainableTensor hidden(Shape shape, int matrices = 1, bool outputs_first = true)
   return tensor;
 }
 
-/// Matrices of scripts/muon_goldens.py, updated with the script's numbers in place of the orthogonal factors.
+/// The matrices of scripts/muon_goldens.py, updated with the script's numbers in place of the orthogonal
+/// factors.
 class GoldenRun {
  public:
   explicit GoldenRun(const Optimizer& optimizer) : optimizer_(optimizer) {
@@ -37,7 +38,7 @@ class GoldenRun {
     scratch_.resize(weights.size());
   }
 
-  /// `factors`: what adjust_lr_fn makes of the rates of both matrices.
+  /// `factors`: the factors by which adjust_lr_fn changes the rates of both matrices.
   void step(Stream& stream, int number, const std::array<int, 2>& factors) {
     OptimizerStep step = step_of(number, 0.01);
     step.gradient_scale = 0.125f;
@@ -112,12 +113,12 @@ TEST(Muon, FollowsTorchWithTheFactorReplaced) {
     for (int step = 1; step <= 20; ++step) run.step(device->compute_stream(), step, factors[i]);
     expect_near(run.weights, golden.weights, 1e-5, std::string(golden.name) + " weights");
     expect_near(run.momentum, golden.momentum, 1e-5, std::string(golden.name) + " momentum");
-    // A message is rounded to bf16.
+    // Messages are rounded to bf16.
     expect_near(run.orthogonalized, golden.orthogonalized, 0x1p-8, std::string(golden.name) + " message");
   }
 }
 
-/// What whole() makes of a tensor of drawn numbers.
+/// The result of whole() for a tensor of drawn numbers.
 std::vector<float> whole(const Optimizer& optimizer, const TrainableTensor& tensor) {
   const auto device = make_device({});
   std::vector<float> values;
@@ -139,8 +140,8 @@ double root_mean_square(const std::vector<float>& values) {
 TEST(Muon, ScalesTheFactorByShapeAndSideOfTheOutputs) {
   const auto matched = make_rule_optimizer("Muon", {});
   const auto original = make_rule_optimizer("Muon", {{"adjust_lr_fn", 1}});
-  // An orthogonal factor of [m, n] has a root mean square of 1 / sqrt(the larger), within what the steps
-  // leave.
+  // An orthogonal factor of [m, n] has a root mean square of 1 / sqrt(max(m, n)), up to the error of the
+  // steps.
   for (const Shape& shape : {Shape{16, 64}, Shape{64, 16}, Shape{32, 32}}) {
     EXPECT_NEAR(root_mean_square(whole(*matched, hidden(shape))), 0.2, 0.03) << shape.to_string();
     for (const bool outputs_first : {true, false}) {
@@ -157,7 +158,7 @@ TEST(Muon, SplitsFusedMatricesAlongTheirOutputs) {
   for (const auto& parameters :
        {RuleParameters{}, RuleParameters{{"ns_coefficients", 1}, {"adjust_lr_fn", 1}, {"ns_steps", 7}}}) {
     const auto optimizer = make_rule_optimizer("Muon", parameters);
-    // [in, out], as GPT-2's c_attn: columns; [out, in]: rows, which lie one behind the other.
+    // In [in, out], as in GPT-2's c_attn, the matrices are columns; in [out, in] they are consecutive rows.
     const std::vector<float> columns = whole(*optimizer, hidden({12, 36}, 3, false));
     const std::vector<float> one = whole(*optimizer, hidden({12, 36}, 1, false));
     EXPECT_NE(columns, one);
@@ -202,11 +203,11 @@ TEST(Muon, NamesItselfWhereAGroupsOptionsAreRefused) {
   EXPECT_NO_THROW(optimizer->check_group(group));
 }
 
-/// One step of AdamW's part from zero moments moves each weight by the rate.
+/// One step of AdamW from zero moments moves each weight by the rate.
 TEST(Muon, HasARateOfItsOwnForAdamW) {
   const auto device = make_device({});
   const auto optimizer = make_rule_optimizer("Muon", {{"adam_lr", 0.005}}, DataType::float32, 0.02);
-  OptimizerStep step = step_of(1, 0.01);  // half of lr, as a schedule has it
+  OptimizerStep step = step_of(1, 0.01);  // half of lr, as under a schedule
   const std::vector<std::byte> numbers = optimizer->numbers(step, {});
   const TrainableTensor vector{"bias", Shape{1}, {}};
   TensorSegment segment;

@@ -19,7 +19,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// One of each, with weight decay. What every optimizer guarantees is tested on all of them.
+/// One optimizer of each type, with weight decay, for tests of what every optimizer guarantees.
 std::vector<std::unique_ptr<Optimizer>> every_optimizer() {
   std::vector<std::unique_ptr<Optimizer>> result;
   result.push_back(make_adam({.weight_decay = 0.1}));
@@ -28,7 +28,8 @@ std::vector<std::unique_ptr<Optimizer>> every_optimizer() {
   return result;
 }
 
-/// One element in double, straight from the papers (bias-corrected moments, not the kernel's folded form).
+/// One element in double, directly from the papers (with bias-corrected moments, unlike the kernel's folded
+/// form).
 struct PlainAdam {
   double w, m = 0, v = 0;
   void update(double g, int t, double rate, const AdamOptions& o, bool decay, double beta1) {
@@ -42,8 +43,8 @@ struct PlainAdam {
 };
 
 TEST_F(OptimizerTest, FirstAdamStepMovesByTheRateAgainstTheSignOfTheGradient) {
-  // After one step m / (1 - beta1) = g and v / (1 - beta2) = g^2, so the step is rate * sign(g) (epsilon 1e-8
-  // aside). Decay of 0.5 at rate 0.1 takes 0.05 of the weight first.
+  // After one step m / (1 - beta1) = g and v / (1 - beta2) = g^2, so the step is rate * sign(g), apart from
+  // epsilon 1e-8. Weight decay of 0.5 at rate 0.1 first subtracts 0.05 of the weight.
   const auto optimizer = make_adam({.weight_decay = 0.5});
   Shard shard(1, 2);
   shard.gradient = {0.5f};
@@ -57,7 +58,7 @@ TEST_F(OptimizerTest, FirstAdamStepMovesByTheRateAgainstTheSignOfTheGradient) {
 TEST_F(OptimizerTest, AdamFollowsThePapersOverManySteps) {
   for (const bool decoupled : {true, false}) {
     for (const bool decay : {true, false}) {
-      // An epsilon beside which roots of moments are small shows whether it is corrected as they are.
+      // An epsilon larger than the roots of moments shows whether it is corrected like them.
       const AdamOptions options{.beta1 = 0.8,
                                 .beta2 = 0.95,
                                 .epsilon = decay ? 1e-6 : 0.5,
@@ -75,7 +76,7 @@ TEST_F(OptimizerTest, AdamFollowsThePapersOverManySteps) {
           plain[i].update(0.5 * shard.gradient[i], t, 3 * 0.01 / t, options, decay, 0.8);
         }
       }
-      // 20 updates with a handful of fp32 roundings each, on weights of order 1: 20 * 8 * 6e-8 = 1e-5.
+      // 20 updates with a few fp32 roundings each, for weights of order 1: 20 * 8 * 6e-8 = 1e-5.
       for (std::size_t i = 0; i < plain.size(); ++i) {
         EXPECT_NEAR(shard.master[i], plain[i].w, 1e-5) << "element " << i << " decoupled " << decoupled;
       }
@@ -100,13 +101,13 @@ TEST_F(OptimizerTest, AGroupsOwnValuesFollowThePapersToo) {
     for (const float w : shard.master) plain.push_back({w});
     for (int t = 1; t <= 20; ++t) {
       OptimizerStep step = step_of(t, 0.5 / t);
-      step.momentum = 0.25;  // a schedule's, which the group does not follow either
+      step.momentum = 0.25;  // a schedule's momentum, which the group ignores too
       apply(*optimizer, step, shard, group);
       for (std::size_t i = 0; i < plain.size(); ++i) {
         plain[i].update(shard.gradient[i], t, 0.03, own, true, own.beta1);
       }
     }
-    // As above.
+    // The bound is the one above.
     for (std::size_t i = 0; i < plain.size(); ++i) {
       EXPECT_NEAR(shard.master[i], plain[i].w, 1e-5) << "element " << i << " decoupled " << decoupled;
     }
@@ -133,9 +134,9 @@ TEST_F(OptimizerTest, AGroupsOwnValuesAreChecked) {
 }
 
 TEST_F(OptimizerTest, BiasCorrectionBelongsToTheBetaThatTheKernelUses) {
-  // 1 - 0.999999 is 1e-6, but 1.0133e-6 for the nearest float: a correction from the unrounded beta would be
-  // off by more than a percent. With beta1 = 0 the first step from v = 0 must move by the rate whatever beta2
-  // is.
+  // 1 - 0.999999 is 1e-6, but for the nearest float it is 1.0133e-6, so a correction from the rounded beta
+  // would be wrong by more than a percent. With beta1 = 0 the first step from v = 0 must move by the rate for
+  // every beta2.
   for (const double beta2 : {0.5, 0.99, 0.999, 0.99999, 0.999999}) {
     const auto optimizer = make_adam({.beta1 = 0, .beta2 = beta2, .epsilon = 0});
     Shard shard(1, 2);
@@ -147,7 +148,7 @@ TEST_F(OptimizerTest, BiasCorrectionBelongsToTheBetaThatTheKernelUses) {
 }
 
 TEST_F(OptimizerTest, AScheduleMayReplaceBeta1) {
-  // beta1 = 0: the moment is the gradient itself, and no correction remains.
+  // With beta1 = 0 the moment is the gradient itself, without a correction.
   const auto optimizer = make_adam({});
   Shard shard(1, 2);
   shard.gradient = {0.5f};
@@ -195,7 +196,7 @@ TEST_F(OptimizerTest, MomentsMayBeKeptInBf16) {
 }
 
 TEST_F(OptimizerTest, SgdByHand) {
-  // Powers of two, so every figure is exact: w = 1, g = 1/2, rate 1/2, momentum 1/2.
+  // Powers of two make every figure exact: w = 1, g = 1/2, rate 1/2, momentum 1/2.
   const auto run = [&](const SgdOptions& options, int steps) {
     const auto optimizer = make_sgd(options);
     Shard shard(1, optimizer->state({}).size());
@@ -237,7 +238,7 @@ TEST_F(OptimizerTest, NumbersAreReadWhenTheUpdateRuns) {
     range.numbers = numbers.data();
     range.segments = segments;
     stream->enqueue("wait", [arrived = sent.get_future().share()] { arrived.wait(); });
-    optimizer->apply(*stream, step_of(9, 1), range);  // the step given by value is not looked at
+    optimizer->apply(*stream, step_of(9, 1), range);  // the step passed by value is ignored
     std::ranges::copy(optimizer->numbers(step, {}), numbers.begin());
     sent.set_value();
     stream->synchronize();
@@ -247,7 +248,8 @@ TEST_F(OptimizerTest, NumbersAreReadWhenTheUpdateRuns) {
   }
 }
 
-/// Three tensors of one range: one that decays, padding, one with a rate of its own, one that does not decay.
+/// Three tensors in one range: one that decays, padding, one with a rate of its own, and one that does not
+/// decay.
 const std::vector<GroupOptions> three_groups{
     {}, {.learning_rate_factor = 0.5, .learning_rate = 0.5, .weight_decay = 0.25}, {.decay = false}};
 const std::vector<TensorSegment> three_segments{{.first = 0, .count = 11, .first_element = 5, .group = 0},

@@ -33,7 +33,7 @@ TEST(MatchesPattern, StarsAndQuestionMarks) {
                                "???"
                                "?"));
   EXPECT_TRUE(matches_pattern("abc", "**c**"));
-  // The first place where a star could end is not the right one.
+  // The first position at which the star could end is the wrong one.
   EXPECT_TRUE(matches_pattern("aXbaXc", "*aXc"));
   EXPECT_TRUE(matches_pattern("mississippi", "*iss*ip*"));
   EXPECT_FALSE(matches_pattern("mississippi", "*iss*ix*"));

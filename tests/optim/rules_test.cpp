@@ -1,4 +1,4 @@
-// Every rule that has a file: against other libraries' results, and what the files promise of themselves.
+// Compares every rule in a file with the results of other libraries, and tests what the files guarantee.
 #include "tranche/optim/rules.h"
 
 #include <gmock/gmock.h>
@@ -20,12 +20,12 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// Of scripts/optimizer_goldens.py.
+/// The sizes in scripts/optimizer_goldens.py.
 constexpr std::int64_t sizes[] = {77, 13, 1, 30, 257, 279};
 constexpr int golden_steps = 100;
 constexpr double golden_rate = 0.01;
 
-/// Six tensors in one range, which ends of "shards" cut into pieces; all decay.
+/// Six tensors in one range, which the ends in `shards` divide; all of them decay.
 class GoldenRange {
  public:
   explicit GoldenRange(const Optimizer& optimizer) : optimizer_(optimizer) {
@@ -53,7 +53,7 @@ class GoldenRange {
     step.gradient_scale = 1 / loss_scale;
     const std::vector<std::byte> numbers = optimizer_.numbers(step, {});
     std::fill(partial_.begin(), partial_.end(), SquareSum{});
-    // A rank of its own for each shard.
+    // Each shard belongs to a rank of its own.
     std::int64_t begin = 0;
     std::vector<std::int64_t> ends = cuts;
     ends.push_back(static_cast<std::int64_t>(master_.size()));
@@ -123,7 +123,7 @@ std::unique_ptr<Optimizer> optimizer_of(const GoldenUpdate& golden) {
   return make_rule_optimizer(golden.type, parameters);
 }
 
-/// Elements at which Lion's blend comes so near to 0 that fp32 and fp64 may differ in its sign.
+/// Elements at which Lion's blend is so near to 0 that fp32 and fp64 may differ in its sign.
 std::set<std::size_t> signs_in_doubt(const GoldenUpdate& golden) {
   std::set<std::size_t> result;
   if (std::string(golden.type) != "Lion") return result;
@@ -169,12 +169,13 @@ TEST(Rules, FollowOtherLibrariesInFp64) {
     }
   }
   for (const RuleType& type : rule_types()) {
-    if (type.rule->whole_matrices) continue;  // muon_test.cpp
+    if (type.rule->whole_matrices) continue;  // muon_test.cpp tests them
     EXPECT_TRUE(tested.contains(type.name)) << type.name << " has no golden vector";
   }
 }
 
-// Loss scales that are powers of two, and any cut: the same bits of weights, states and sums.
+// Loss scales that are powers of two, and every division of tensors, give the same bits of weights, states
+// and sums.
 TEST(Rules, GiveTheSameBitsHoweverTensorsAreCut) {
   const auto device = make_device({});
   for (const GoldenUpdate& golden : golden_updates()) {
@@ -265,7 +266,7 @@ TEST(Rules, DescribeAllTheirOptions) {
             R"("min_coeff": null, "moments": "fp32"})");
 }
 
-/// One step of LAMB on one tensor, by hand in fp64.
+/// One step of LAMB on one tensor, computed by hand in fp64.
 TEST(Rules, LambsRatioIsClampedWhereAskedAndOneWithoutNorm) {
   const UpdateRule& rule = *find_rule("Lamb")->rule;
   const auto ratio = [&](const RuleParameters& parameters, double weight, double direction) {

@@ -1,6 +1,6 @@
-// Learning rates against figures worked out by hand from DeepSpeed's formulas. Update number `step` uses
-// iteration step - 1. Figures are exact or a few roundings of double away, which EXPECT_DOUBLE_EQ's 4 ulp
-// allows.
+// Compares learning rates with figures computed by hand from DeepSpeed's formulas. Update number `step` uses
+// iteration step - 1. Figures are exact or differ by a few roundings of double, which EXPECT_DOUBLE_EQ's 4
+// ulp allow.
 #include "tranche/optim/schedule.h"
 
 #include <gmock/gmock.h>
@@ -28,7 +28,7 @@ TEST(ConstantSchedule, IsTheRateAtEveryStep) {
 }
 
 TEST(WarmupLR, LinearRiseStartsAtTheMinimumAndReachesTheMaximumAfterItsSteps) {
-  // iteration / 8 of 0.008: a thousandth more each update, from iteration 0.
+  // iteration / 8 of 0.008: it grows by a thousandth with each update, from iteration 0 on.
   const auto schedule = make_warmup_schedule({0, 0.008, 8, WarmupType::linear});
   EXPECT_EQ(schedule->learning_rate(1), 0);
   EXPECT_DOUBLE_EQ(schedule->learning_rate(2), 0.001);
@@ -48,7 +48,7 @@ TEST(WarmupLR, LogarithmicRiseFollowsTheLogarithmOfIterationPlusOne) {
 }
 
 TEST(WarmupLR, FewerThanTwoStepsCountAsTwo) {
-  // As in DeepSpeed, which needs a logarithm above 0: iteration 1 of 2 is half way.
+  // Iteration 1 of 2 is half way, as in DeepSpeed, which needs a logarithm above 0.
   const auto schedule = make_warmup_schedule({0, 1, 1, WarmupType::linear});
   EXPECT_EQ(schedule->learning_rate(1), 0);
   EXPECT_EQ(schedule->learning_rate(2), 0.5);
@@ -71,7 +71,7 @@ TEST(WarmupDecayLR, RisesThenFallsInAStraightLineToTheMinimumAtTheEnd) {
 }
 
 TEST(WarmupDecayLR, ARunShorterThanItsWarmupNeverDividesByZero) {
-  // total 5, warm-up 10: after it the line's length counts as 1, and 5 - 10 is below 0.
+  // total 5, warm-up 10: after it the length of the line counts as 1, and 5 - 10 is below 0.
   const auto schedule = make_warmup_decay_schedule({{0, 1, 10, WarmupType::linear}, 5});
   EXPECT_DOUBLE_EQ(schedule->learning_rate(6), 0.5);
   EXPECT_EQ(schedule->learning_rate(11), 0);
@@ -82,12 +82,12 @@ TEST(WarmupCosineLR, RisesFromItsRatioThenFollowsHalfACosine) {
   // Rise: 0.1 + 0.9 it/10 of the rate 2.
   EXPECT_DOUBLE_EQ(schedule->learning_rate(1), 0.2);
   EXPECT_DOUBLE_EQ(schedule->learning_rate(6), 1.1);
-  // Fall at it 10 has moved by 1 of 100: cos(pi/100) = 0.9995065603657316, (1 + cos) / 2 =
+  // At it 10 the fall has moved by 1 of 100: cos(pi/100) = 0.9995065603657316, (1 + cos) / 2 =
   // 0.9997532801828658, 0.2 + 0.8 * that = 0.9998026241462926, times 2.
   EXPECT_DOUBLE_EQ(schedule->learning_rate(11), 1.9996052482925853);
   // Half way (50 of 100): cos is 0, so 0.2 + 0.8 / 2 = 0.6.
   EXPECT_DOUBLE_EQ(schedule->learning_rate(60), 1.2);
-  // The end (100 of 100) and after: the floor 0.2.
+  // At the end (100 of 100) and after it the minimum is 0.2.
   EXPECT_DOUBLE_EQ(schedule->learning_rate(110), 0.4);
   EXPECT_DOUBLE_EQ(schedule->learning_rate(1000), 0.4);
 }
@@ -111,7 +111,7 @@ TEST(OneCycle, RisesAndFallsOnceWithMomentumTheOtherWayRound) {
   EXPECT_DOUBLE_EQ(schedule->momentum(1), 0.875);
   EXPECT_DOUBLE_EQ(schedule->momentum(4), 0.8);
   EXPECT_DOUBLE_EQ(schedule->momentum(8), 0.9);
-  // No decay asked for: the minimum stays.
+  // No decay is configured, so the minimum stays.
   EXPECT_DOUBLE_EQ(schedule->learning_rate(9), 1);
   EXPECT_DOUBLE_EQ(schedule->momentum(9), 0.9);
   EXPECT_DOUBLE_EQ(schedule->learning_rate(9999), 1);
@@ -135,7 +135,7 @@ TEST(OneCycle, DecaysAfterTheCycle) {
 TEST(OneCycle, StairsHoldTheRateFlat) {
   OneCycleOptions options = short_cycle();
   options.cycle_second_step_size = 6;
-  options.cycle_first_stair_count = 2;  // the second half takes the first's count
+  options.cycle_first_stair_count = 2;  // the second half uses the first's count
   const auto schedule = make_one_cycle_schedule(options);
   // Up: floor(position * 2 / 4) / 2 = 0, 1/2, 1/2, 1; down: floor((10 - position) * 2 / 6) / 2 =
   // 1/2 (5), 1/2 (6), 1/2 (7), 0 (8), 0 (9).
@@ -146,8 +146,8 @@ TEST(OneCycle, StairsHoldTheRateFlat) {
 }
 
 TEST(OneCycle, StairsReachThePeakOfAnUnevenCycle) {
-  // 3 + 7 updates: the peak lies at 3/10, where floating heights round below 1; the stair there must be the
-  // top.
+  // 3 + 7 updates: the peak is at 3/10, where floating-point heights round below 1; the stair there must be
+  // the top.
   OneCycleOptions options = short_cycle();
   options.cycle_first_step_size = 3;
   options.cycle_second_step_size = 7;
@@ -222,7 +222,7 @@ TEST(LRRangeTest, GrowsByTheRateOverEachIntervalEvenlyOrAtItsEnd) {
               HasSubstr("lr_range_test_step_size is 0"));
 }
 
-// Factors of transformers 5.24's get_wsd_schedule and get_inverse_sqrt_schedule, in the iterations named.
+// Factors of get_wsd_schedule and get_inverse_sqrt_schedule in transformers 5.24, at these iterations.
 TEST(WSD, IsTransformers) {
   const std::int64_t iterations[] = {0, 3, 5, 11, 12, 15, 22, 23, 40};
   const double cosine[] = {0.125, 0.65, 1, 1, 1, 0.8490015711010623, 0.14272182404365746, 0.125, 0.125};

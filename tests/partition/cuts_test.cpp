@@ -25,7 +25,7 @@ double largest_share(const std::vector<double>& work, const std::vector<int>& cu
   return largest;
 }
 
-/// Over all ways to cut.
+/// The minimum of the largest share over all ways to cut.
 double least_largest_share(const std::vector<double>& work, int stages) {
   double least = 1e300;
   std::vector<int> cuts{0};
@@ -67,7 +67,7 @@ TEST(Cuts, BalancedHaveTheLeastLargestShare) {
   }
 }
 
-/// Uses that read things, each of which a stage holds once.
+/// Uses that read common tensors, each of which a stage holds once.
 TEST(Cuts, BalancedCountWhatUsesShareOnce) {
   const std::vector<std::vector<int>> reads{{0, 1}, {1}, {1, 2}, {3}};
   const std::vector<double> sizes{1, 8, 1, 9};

@@ -1,4 +1,4 @@
-// Laws of layouts over drawn sizes and ranks, against maps that list every element. A failure prints the seed
+// Compares layouts for drawn sizes and ranks with maps that list every element. A failure prints the seed
 // that reproduces it.
 #include <gtest/gtest.h>
 
@@ -30,8 +30,8 @@ struct Drawn {
   std::string text;
 };
 
-/// Sizes crowd around the alignment, the shard multiple and primes; one of four layouts has a tensor of
-/// thousands.
+/// Sizes are mostly near the alignment, the shard multiple and primes; one in four layouts has a tensor of
+/// thousands of elements.
 Drawn draw(std::uint64_t seed) {
   const RandomKey key{seed, RandomPurpose::test, 77};
   std::uint64_t at = 0;
@@ -57,7 +57,7 @@ Drawn draw(std::uint64_t seed) {
   return drawn;
 }
 
-/// The element at every place of the buffer, from the words of the format alone.
+/// The element at every position of the buffer, determined from the definition of the format.
 std::vector<Element> list_of_elements(const FlatLayout& layout, const std::vector<std::int64_t>& sizes) {
   std::vector<Element> list;
   for (std::size_t t = 0; t < sizes.size(); ++t) {

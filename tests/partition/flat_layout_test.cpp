@@ -217,7 +217,7 @@ TEST(FlatLayout, EveryRefusalSaysWhy) {
               layout_of({max64 / 16, max64 / 16, max64 / 16}, 2);
             }),
             "flat buffer of 3 tensors over 2" + too_many);
-  // Fits as it is, but not rounded up to whole shards.
+  // The size is valid, but not when it is rounded up to whole shards.
   EXPECT_EQ(message_of<InvalidArgument>([] { layout_of({max64 / 8}, 1); }),
             "flat buffer of 1 tensors over 1" + too_many);
   EXPECT_EQ(message_of<InvalidArgument>([] { layout_of({max64 / 8 - 300}, 2147483647); }),

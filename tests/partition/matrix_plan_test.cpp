@@ -11,7 +11,7 @@
 namespace tranche::detail {
 namespace {
 
-/// The hidden matrices of a model of GPT-2's shape, a unit of four tensors for each block.
+/// The hidden matrices of a model with GPT-2's shape; each block is a unit of four tensors.
 struct Gpt {
   std::vector<MatrixJob> jobs;
   std::int64_t elements = 0;
@@ -48,7 +48,7 @@ TEST(MatrixPlan, SharesGpt2OutWithinFivePercentAndSendsLessThanTheBound) {
     const Gpt gpt(768, 12, ranks);
     const std::vector<int> owners = plan_matrices(gpt.jobs, ranks);
     EXPECT_LE(matrix_load_ratio(gpt.jobs, owners, ranks), 1.05 + 1e-12) << ranks;
-    std::int64_t sent = 0;  // to owners, and back, by all ranks
+    std::int64_t sent = 0;  // elements that all ranks send to owners and back
     for (std::size_t j = 0; j < gpt.jobs.size(); ++j) {
       for (int r = 0; r < ranks; ++r) {
         if (r != owners[j]) sent += 2 * gpt.jobs[j].held[static_cast<std::size_t>(r)];
@@ -59,8 +59,8 @@ TEST(MatrixPlan, SharesGpt2OutWithinFivePercentAndSendsLessThanTheBound) {
 }
 
 TEST(MatrixPlan, IsAFunctionOfItsArgumentsAndHonoursLoadBeforePlace) {
-  // The large one goes where most of it is; the small ones where there is room, though rank 0 has all of
-  // them.
+  // The large matrix goes to the rank that holds most of it. The small ones go to the ranks with the least
+  // work, although rank 0 holds all of them.
   const std::vector<MatrixJob> jobs{{1, {9, 0}}, {1, {9, 0}}, {3, {4, 5}}, {1, {9, 0}}};
   const std::vector<int> owners = plan_matrices(jobs, 2);
   EXPECT_EQ(owners, (std::vector<int>{0, 0, 1, 0}));

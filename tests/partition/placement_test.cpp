@@ -40,7 +40,7 @@ TEST(Placement, NumbersBuffersByUnitAndClass) {
   EXPECT_EQ(placement.buffer_of(4), placement.first_buffer(1) + 1);
   EXPECT_EQ(placement.index_in_buffer(1), 1);
   EXPECT_EQ(&placement.buffers_of_unit(1)[2], &placement.buffer(5));
-  // The first class has states in blocks, so the second tensor starts on a block.
+  // The states of the first class are in blocks, so the second tensor starts at a block.
   EXPECT_EQ(placement.buffer(0).layout(0).tensor_offset(1), 256);
   EXPECT_EQ(placement.buffer(0).layout(0).padded_elements(), 768);
   EXPECT_EQ(placement.padded_elements(), 4 * 768);

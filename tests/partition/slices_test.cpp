@@ -1,4 +1,4 @@
-// Slices of tensors: every element is in one slice, or in as many as ranks share it.
+// Slices of tensors: every element is in one slice, or in as many as there are ranks that share it.
 
 #include "partition/slices.h"
 
@@ -18,7 +18,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 TEST(Slices, CutOneDimensionByWholeGrains) {
-  const Shape weight{4, 36};  // fused query, key and value of 6 heads of 2
+  const Shape weight{4, 36};  // a fused query, key and value with 6 heads of 2
   const TensorCut heads{1, 3, 2};
   EXPECT_EQ(grains_of(weight, heads), 6);
   EXPECT_EQ(slice_of(weight, heads, 1, 3), (Box{{0, 4, 1, 4}, {4, 12, 3, 4}}));

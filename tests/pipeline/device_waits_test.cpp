@@ -1,5 +1,5 @@
-// The waits of the streams of devices when every stage issues its schedule form no circle, whatever the
-// numbers of stages and micro-batches. A step would hang where there is one.
+// Checks that waits of device streams form no cycle when every stage issues its schedule, for all numbers of
+// stages and micro-batches. With a cycle a step would hang.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@
 namespace tranche::pipeline {
 namespace {
 
-/// Points of a step and the points that each waits for.
+/// Points of a step, and the points for which each waits.
 class Waits {
  public:
   int point() {
@@ -54,33 +54,33 @@ class Waits {
 
 /// How messages are ordered on a stage's device.
 enum class Order {
-  channels,   ///< each other stage and direction has a stream of its own, as in comm/
-  one_stream  ///< all messages of a stage in the order in which they are issued
+  channels,   ///< each other stage and direction has its own stream, as in comm/
+  one_stream  ///< all messages of a stage, in the order of their issue
 };
-/// When the memory of a gradient that was sent may be taken again.
+/// When the memory of a sent gradient may be reused.
 enum class Memory {
-  as_executed,  ///< as RunOrder says
-  at_once,      ///< behind the send, whatever the schedule
+  as_executed,  ///< as RunOrder specifies
+  at_once,      ///< after the send, for every schedule
 };
 
 bool sends(const Action& action) {
   return action.kind == ActionKind::send_residual || action.kind == ActionKind::send_gradient;
 }
-/// One name for both halves of a message: chunk that sends, kind, micro-batch.
+/// A common name for both halves of a message: sending chunk, kind, micro-batch.
 std::tuple<int, bool, std::int64_t> message_of(const Action& action) {
   const bool residual =
       action.kind == ActionKind::send_residual || action.kind == ActionKind::receive_residual;
   return {action.chunk + (sends(action) ? 0 : residual ? -1 : 1), residual, action.micro_batch};
 }
 
-/// The compute streams, the messages and the reductions over both ends of a step. A message is one point, as
-/// with ncclSend and ncclRecv: it begins when both sides have come to it, and ends for both at once. Memory
-/// that is free behind a point is taken at once.
-/// `host_waits`: the host of a rank waits for such memory itself and issues nothing meanwhile, as on the CPU.
+/// The compute streams, the messages and the reductions over both ends in a step. A message is one point, as
+/// with ncclSend and ncclRecv: it begins when both sides have reached it, and ends for both at once. Memory
+/// that is free after a point is allocated again at once. `host_waits`: the host of a rank waits for such
+/// memory and issues nothing meanwhile, as on the CPU.
 bool hangs(const PipelineSchedule& schedule, Order order, Memory memory = Memory::as_executed,
            bool host_waits = false) {
   Waits waits;
-  std::vector<std::vector<int>> computed;  // by stage and action: the compute stream has passed it
+  std::vector<std::vector<int>> computed;  // by stage and action: the point after it on the compute stream
   for (const std::vector<Action>& actions : schedule.ranks) {
     computed.emplace_back();
     for (std::size_t i = 0; i < actions.size(); ++i) {
@@ -102,10 +102,11 @@ bool hangs(const PipelineSchedule& schedule, Order order, Memory memory = Memory
     const RunOrder run = run_order(schedule, stage);
     std::map<int, int> last_of_channel;  // by stream
     std::vector<std::size_t> posted(schedule.ranks.size());
-    std::vector<int> awaited, awaited_before;  // memory, behind this action and the one before
+    std::vector<int> awaited, awaited_before;  // memory to wait for after this action and after the previous
+                                               // one
     const auto issue = [&](const Action& action, std::size_t i) {
       const int crossing = message(message_of(action));
-      if (i > 0) waits.wait(crossing, computed[s][i - 1]);  // what is sent is there, the memory is free
+      if (i > 0) waits.wait(crossing, computed[s][i - 1]);  // the data to send exists, and the memory is free
       for (const int point : awaited_before) {
         if (host_waits) waits.wait(crossing, point);
       }
@@ -138,7 +139,7 @@ bool hangs(const PipelineSchedule& schedule, Order order, Memory memory = Memory
       if ((action.kind == ActionKind::backward || action.kind == ActionKind::input_gradient) &&
           schedule.crosses(action.chunk))
         next_waits_for(message({action.chunk, true, action.micro_batch}));
-      // The tied tensors' gradients, at the end of the micro-batch.
+      // The gradients of tied tensors, at the end of the micro-batch.
       const int first = schedule.rank_of_chunk.front(), last = schedule.rank_of_chunk.back();
       if (first == last || (stage != first && stage != last)) continue;
       for (const std::int64_t m : run.ends[i]) {
@@ -155,8 +156,8 @@ bool hangs(const PipelineSchedule& schedule, Order order, Memory memory = Memory
   return waits.has_circle();
 }
 
-/// Returns whether the hosts of ranks that share memory wait in a circle: the host that receives waits until
-/// the sender's host has issued the message, and the hosts of both ends meet to issue a reduction.
+/// Returns true if the hosts of ranks that share memory wait in a cycle: the receiving host waits until the
+/// sender's host has issued the message, and the hosts of both ends meet to issue a reduction.
 bool hosts_hang(const PipelineSchedule& schedule) {
   Waits waits;
   std::map<std::tuple<int, bool, std::int64_t>, int> issued;
@@ -192,7 +193,7 @@ bool hosts_hang(const PipelineSchedule& schedule) {
   return waits.has_circle();
 }
 
-/// A schedule with its messages; without ranks where it does not take these numbers.
+/// A schedule with its messages; it has no ranks if it does not support these numbers.
 PipelineSchedule lowered(std::string_view name, int stages, std::int64_t micro_batches, int chunks = 0) {
   if (name == "interleaved" && micro_batches % stages != 0) return {};
   return with_messages(generate(name, stages, micro_batches, chunks));
@@ -218,14 +219,15 @@ TEST(DeviceWaits, HaveNoCircle) {
   }
 }
 
-// Why each other stage and direction has a stream of its own.
+// This shows why each other stage and direction has a stream of its own.
 TEST(DeviceWaits, HaveACircleWhereAllMessagesShareAStream) {
   EXPECT_TRUE(hangs(lowered("1f1b", 2, 4), Order::one_stream));
   EXPECT_TRUE(hangs(lowered("1f1b", 4, 8), Order::one_stream));
   EXPECT_FALSE(hangs(lowered("afab", 4, 8), Order::one_stream));
 }
 
-// Why the memory of a gradient waits for a proof that it was taken where ranks have several chunks.
+// This shows why the memory of a gradient is reused only after a proof that it was received, if ranks have
+// several chunks.
 TEST(DeviceWaits, HaveACircleWhereMemoryOfGradientsIsTakenAtOnce) {
   bool any = false;
   for (const char* const name : {"interleaved", "zb-v", "breadth-first"}) {

@@ -1,4 +1,4 @@
-// Evaluation, logits and generation on the stages of a pipeline: those of one rank, whatever the mesh.
+// Evaluation, logits and generation on the stages of a pipeline equal those of one rank, for every mesh.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -86,7 +86,7 @@ std::vector<Result> on_each(const Job& job, const LanguageModel& model, Config c
   return all;
 }
 
-/// The same result on all ranks.
+/// The result of `body`, which must be equal on all ranks.
 template <class Result>
 Result agreed(const Job& job, const LanguageModel& model, const Config& config,
               const std::function<Result(Engine&)>& body) {
@@ -95,7 +95,7 @@ Result agreed(const Job& job, const LanguageModel& model, const Config& config,
   return all.front();
 }
 
-/// Logits of a whole text, of a prompt that fills a row of a cache, and of tokens behind it.
+/// The logits of a whole text, of a prompt that fills a row of a cache, and of the tokens after it.
 std::vector<std::vector<float>> all_logits(Engine& engine, const LanguageModel& model) {
   write_adapters(engine);
   std::vector<std::vector<float>> logits;
@@ -110,7 +110,7 @@ std::vector<std::vector<float>> all_logits(Engine& engine, const LanguageModel& 
   return logits;
 }
 
-/// Greedy texts that outgrow the positions, drawn ones in several rounds, and texts without a cache.
+/// Greedy texts that exceed the positions, drawn ones in several rounds, and texts without a cache.
 std::vector<Tokens> all_texts(Engine& engine, const LanguageModel& model) {
   write_adapters(engine);
   GenerationOptions options;
@@ -146,7 +146,7 @@ TEST(PipelineInference, LogitsAndTextsAreThoseOfOneRank) {
       int number = 0;
       for (const Job& job : jobs) {
         for (const int stage : {0, 1, 2, 3}) {
-          // Weights are whole at stages 0 to 2. fp16, and stages 1 and 2, take one mesh each.
+          // At stages 0 to 2 weights are whole. fp16, and stages 1 and 2, are tested on one mesh each.
           const bool other = dtype == DataType::float16 || stage == 1 || stage == 2;
           if (other && number++ % 5 != 0) continue;
           SCOPED_TRACE(model->architecture() + " " + job.mesh + ", ZeRO stage " + std::to_string(stage) +
@@ -202,7 +202,7 @@ TEST(PipelineInference, ACacheHoldsTheBlocksOfItsStage) {
   EXPECT_EQ(KeyValueCache::bytes(*model, DataType::bfloat16, 3, 10), 4 * block);
 }
 
-// Each token is told once, on the first stage of the data rank that works on the text.
+// Each token is reported once, on the first stage of the data rank that generates the text.
 TEST(PipelineInference, TextsEndEachByItself) {
   const auto model = four_blocks(true);
   GenerationOptions options{.tokens = 15, .sampling = {.temperature = 2, .seed = 3}};
@@ -225,7 +225,8 @@ TEST(PipelineInference, TextsEndEachByItself) {
   EXPECT_EQ(wanted[1].second, Generation::End::end_token);
   EXPECT_EQ(wanted[3].second, Generation::End::stopped);
   std::vector<Job> all(jobs.begin(), jobs.end());
-  all.push_back({"shard=4, pipeline=2", 8});  // three data ranks have one prompt of five, and then none
+  all.push_back({"shard=4, pipeline=2", 8});  // three data ranks have one of five prompts each, and later
+                                              // none
   for (const Job& job : all) {
     std::mutex mutex;
     std::map<std::int64_t, Tokens> told;
@@ -271,7 +272,7 @@ TEST(PipelineInference, LogitsThatAreNotFiniteNameTheWeightOnAllStages) {
   }
 }
 
-/// The message of what each rank throws. The program, too, reports an error before anything is unwound.
+/// The message of the error of each rank. As in the program, an error is reported before unwinding.
 std::vector<std::string> messages(const Job& job, const LanguageModel& model,
                                   const std::function<void(Engine&)>& body) {
   std::vector<std::string> told(static_cast<std::size_t>(job.ranks));
@@ -306,21 +307,21 @@ TEST(PipelineInference, AnErrorOnOneStageEndsAllAndIsNamed) {
     try {
       (void)generate(engine, *model, ragged_prompts(), options);
     } catch (...) {
-      // The others end although nobody has reported this error yet.
+      // The others end although this error has not been reported yet.
       ++ended;
       for (int i = 0; i < 20000 && ended < 4; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       EXPECT_EQ(ended, 4);
       throw;
     }
   });
-  // The failure may reach a peer before the call in front of the one that waits for it has returned there.
+  // The failure may reach a peer before the call preceding the one that waits for it has returned there.
   EXPECT_THAT(of_token[0], HasSubstr("told to fail"));
   for (std::size_t rank = 1; rank < 4; ++rank) {
     EXPECT_THAT(of_token[rank], AnyOf(HasSubstr("broadcast of unit stops in generation: rank 0 failed: "),
                                       HasSubstr("broadcast of unit tokens in generation: rank 0 failed: ")));
     EXPECT_THAT(of_token[rank], HasSubstr("told to fail"));
   }
-  // A pass that one stage alone cannot begin, in the middle of others.
+  // One stage cannot begin a pass in the middle of others.
   const std::vector<std::string> of_pass = messages({"pipeline=2, shard=2", 4}, *model, [&](Engine& engine) {
     KeyValueCache cache(engine, *model, 1, 16);
     (void)model->prefill(engine, cache, 0, Tokens{1, 2, 3});
@@ -361,7 +362,7 @@ TEST(PipelineInference, AForwardAloneHasNoBackward) {
   expect_refused([&] { work.input_gradient_sent({}); });
 }
 
-// An evaluation is a forward-only schedule: any number of batches of any size, whatever a step has.
+// An evaluation uses a forward-only schedule: any number of batches of any size, independent of a step.
 TEST(PipelineInference, EvaluatesBatchesOfAnySize) {
   for (const bool llama : {false, true}) {
     const auto model = four_blocks(llama);
@@ -372,7 +373,7 @@ TEST(PipelineInference, EvaluatesBatchesOfAnySize) {
         engine.begin_evaluation();
         std::int64_t first = 0;
         for (int batch = 0; batch < batches; ++batch) {
-          // Two data ranks take half of the rows each.
+          // Each of two data ranks has half of the rows.
           const std::int64_t rows = 2 * (1 + 5 * batch % 4), mine = rows / mesh.data_ranks();
           TokenData data(3 + 4 * batch % 13, model->shape().vocabulary, true);
           data.draw(first + mesh.data_rank(engine.runtime().rank()) * mine, mine);

@@ -1,5 +1,5 @@
-// Drawn meshes under mpirun: what leaves the process for each rank, counted by an independent layer of MPI's
-// profiling interface, is the formula of each axis and what the library's meter says. Rows with the axis
+// Drawn meshes under mpirun: the data that leaves the process for each rank, counted independently through
+// MPI's profiling interface, equals the formula of each axis and the library's meter. Rows with the axis
 // `tensor` have the bits of thread ranks.
 #include <gtest/gtest.h>
 
@@ -43,8 +43,8 @@ std::vector<int> divisors_of(int number) {
   return divisors;
 }
 
-/// A mesh of `ranks` with the axis tensor, its axes in any order, and what else decides over traffic. Neither
-/// inner width nor vocabulary divides, and the Llama has two heads of keys and values.
+/// A mesh of `ranks` with the axis tensor and its axes in any order, and the other settings that determine
+/// traffic. Neither inner width nor vocabulary is divisible, and the Llama has two heads of keys and values.
 Drawn draw_cut(std::uint64_t number, int ranks) {
   const RandomKey key{97, RandomPurpose::test, 12};
   std::uint64_t counter = number * 64;
@@ -91,7 +91,7 @@ Drawn draw_cut(std::uint64_t number, int ranks) {
   config.train_batch_size = 0;
   config.micro_batch_size = 1 + static_cast<std::int64_t>(pick(3));
   config.accumulation_steps = 1 + static_cast<std::int64_t>(pick(3));
-  config.stage = static_cast<int>(number % 4);  // each as often as the others
+  config.stage = static_cast<int>(number % 4);  // all equally often
   config.reduction = pick(2) == 0 ? ReductionPolicy::boundary : ReductionPolicy::micro_batch;
   config.gather_for = pick(3) == 0 ? GatherFor::step : GatherFor::use;
   config.gradient_clipping = 0.5;
@@ -109,7 +109,7 @@ Drawn draw_cut(std::uint64_t number, int ranks) {
   config.quantized_gradients = pick(5) == 0;
   config.quantized_weights = pick(5) == 0;
   if (pipeline > 1) {
-    // Two chunks on a rank where the six units are enough for them.
+    // A rank has two chunks if the six units are enough for them.
     config.pipeline_schedule =
         std::array{
             "1f1b", "afab", "zb-h1", "zb-v", "interleaved", "breadth-first"}[number %
@@ -121,7 +121,8 @@ Drawn draw_cut(std::uint64_t number, int ranks) {
   return drawn;
 }
 
-/// A mesh of `ranks` with a pipeline, its axes in any order, and what else decides over traffic.
+/// A mesh of `ranks` with a pipeline and its axes in any order, and the other settings that determine
+/// traffic.
 Drawn draw(std::uint64_t number, int ranks) {
   const RandomKey key{97, RandomPurpose::test, 8};
   std::uint64_t counter = number * 64;
@@ -156,7 +157,7 @@ Drawn draw(std::uint64_t number, int ranks) {
   config.train_batch_size = 0;
   config.micro_batch_size = 1 + static_cast<std::int64_t>(pick(2));
   config.accumulation_steps = 1 + static_cast<std::int64_t>(pick(4));
-  config.stage = static_cast<int>(number % 4);  // each as often as the others
+  config.stage = static_cast<int>(number % 4);  // all equally often
   config.reduction = pick(2) == 0 ? ReductionPolicy::boundary : ReductionPolicy::micro_batch;
   config.gather_for = pick(3) == 0 ? GatherFor::step : GatherFor::use;
   config.precision.compute = config.precision.communication =
@@ -167,17 +168,17 @@ Drawn draw(std::uint64_t number, int ranks) {
   config.quantized_weights = pick(4) == 0;
   if (pick(4) == 0) config.optimizer.type = "Muon";
   config.pipeline_cuts = pick(2) == 0 ? PipelineCuts::balanced : PipelineCuts::equal;
-  // Two chunks on a rank where the eight units are enough for them.
+  // A rank has two chunks if the eight units are enough for them.
   const bool two_chunks = 2 * pipeline <= 8;
   config.pipeline_schedule =
       std::array{"1f1b", "afab", "zb-h1", "zb-v", "interleaved", "breadth-first"}[pick(two_chunks ? 6 : 3)];
   if (config.pipeline_schedule == "interleaved") config.accumulation_steps = pipeline;
-  config.overlap = false;           // gathers behind the step are over when it ends
-  config.collectives = "messages";  // what ranks read in each other's memory never comes to MPI
+  config.overlap = false;           // gathers after the step are complete when it ends
+  config.collectives = "messages";  // MPI does not see reads of another rank's memory
   return drawn;
 }
 
-/// A mesh of `ranks` with the axis context, and any others or shard alone beside it.
+/// A mesh of `ranks` with the axis context, and with any other axes or only shard.
 Drawn draw_context(std::uint64_t number, int ranks) {
   const RandomKey key{97, RandomPurpose::test, 15};
   std::uint64_t counter = number * 64;
@@ -236,9 +237,9 @@ std::int64_t tokens_of_rank(const Engine& engine) {
          engine.model().tokens_of_rank(engine.runtime().mesh().size(MeshAxis::context));
 }
 
-/// The bytes of rows that this rank sends to each other rank of the axis tensor in a step, by the table of
-/// docs/guides/tensor.md: 8 of a block, 2 for inputs that are gathered again, 3 or 4 where it is recomputed,
-/// 2 of the embedding unless it is frozen, 2 of the head and its numbers of the softmax.
+/// The bytes of rows that this rank sends to each other rank of the axis tensor in a step, by the table in
+/// docs/guides/tensor.md: 8 for a block, 2 for inputs that are gathered again, 3 or 4 with recomputation, 2
+/// for the embedding unless it is frozen, 2 for the head, and its numbers of the softmax.
 std::int64_t bytes_of_rows(const Engine& engine) {
   const Config& config = engine.config();
   const ModelSpec& model = engine.model();
@@ -262,8 +263,9 @@ std::int64_t bytes_of_rows(const Engine& engine) {
           numbers * size_of(DataType::float32));
 }
 
-/// The bytes that the formula has for each rank. The ranks of a group get equal parts, except for messages to
-/// neighbouring stages; how Muon's matrices are divided among the ranks of a stage is not known here.
+/// The formula's bytes for each rank. The ranks of a group get equal parts, except for messages to
+/// neighbouring stages. The formula does not contain how Muon's matrices are distributed over the ranks of a
+/// stage.
 std::vector<std::int64_t> expected_bytes(const Engine& engine) {
   const Runtime& runtime = engine.runtime();
   const Mesh& mesh = runtime.mesh();
@@ -275,8 +277,8 @@ std::vector<std::int64_t> expected_bytes(const Engine& engine) {
   add_to(bytes, mesh.group({MeshAxis::context}, rank), rank, along(engine, MeshAxis::context).formula_bytes);
   add_to(bytes, mesh.group({MeshAxis::replicate}, rank), rank,
          along(engine, MeshAxis::replicate).formula_bytes);
-  // One message for each cut between chunks of different ranks, direction and micro-batch: rows of the
-  // residual in the compute dtype.
+  // One message for each cut between chunks of different ranks, for each direction and micro-batch: rows of
+  // the residual in the compute dtype.
   const Config& config = engine.config();
   const int parts = mesh.size(MeshAxis::tensor);
   const std::int64_t message = divide_round_up(tokens_of_rank(engine), parts) *
@@ -302,7 +304,7 @@ std::vector<std::int64_t> expected_bytes(const Engine& engine) {
     add_to(bytes, mesh.group({MeshAxis::shard, MeshAxis::context, MeshAxis::tensor}, rank), rank,
            along(engine, MeshAxis::tensor).formula_bytes - (parts - 1) * rows);
   }
-  // The rest is of tensors that both ends read, which the shards of both ends share.
+  // The rest belongs to tensors that both ends read, which the shards of both ends share.
   std::vector<int> both;
   for (const int other : mesh.group({MeshAxis::pipeline, MeshAxis::shard, MeshAxis::context}, rank)) {
     const int of = mesh.coordinate(MeshAxis::pipeline, other);
@@ -316,7 +318,7 @@ std::vector<std::int64_t> expected_bytes(const Engine& engine) {
   return bytes;
 }
 
-/// True when neighbouring ranks of the axis tensor share heads of keys and values.
+/// True if neighbouring ranks of the axis tensor share heads of keys and values.
 bool shares_heads(const LanguageModel& model, const Mesh& mesh) {
   return model.architecture() != "GPT2LMHeadModel" && mesh.size(MeshAxis::tensor) > 2;
 }
@@ -376,13 +378,14 @@ void expect_what_mpi_sends(std::uint64_t number, Drawn drawn) {
       EXPECT_EQ(all, elements * size_of(DataType::float32)) << line << " step " << step;
     }
     std::vector<std::int64_t> expected = expected_bytes(engine);
-    if (whole) {  // matrices go to their owners, which are ranks of this stage: its other peers are compared
+    if (whole) {  // matrices are sent to their owners, which are ranks of this stage, so only its other peers
+                  // are compared
       for (const int peer : mesh.group({MeshAxis::replicate, MeshAxis::shard, MeshAxis::context}, rank)) {
         counted[static_cast<std::size_t>(peer)] = expected[static_cast<std::size_t>(peer)] = 0;
       }
     }
-    // The sums of shared heads go to fewer ranks than those of whole tensors, and the formula has both in one
-    // figure: among the ranks of tensor x shard only the total above is compared then.
+    // Sums of shared heads are sent to fewer ranks than those of whole tensors, and the formula adds both.
+    // Among the ranks of tensor x shard only the total above is compared then.
     if (shares_heads(*drawn.model, mesh)) {
       for (const int peer : mesh.group({MeshAxis::shard, MeshAxis::context, MeshAxis::tensor}, rank)) {
         counted[static_cast<std::size_t>(peer)] = expected[static_cast<std::size_t>(peer)] = 0;
@@ -392,7 +395,7 @@ void expect_what_mpi_sends(std::uint64_t number, Drawn drawn) {
   }
 }
 
-// 40 meshes over the numbers of ranks that this program is run with (CMakeLists.txt).
+// 40 meshes, distributed over the numbers of ranks with which this program runs (CMakeLists.txt).
 TEST(MpiTraffic, AlongEachAxisOfDrawnMeshesIsTheFormula) {
   const int ranks = test::world().size();
   const std::uint64_t count = ranks == 3 ? 4 : 12, first = static_cast<std::uint64_t>(ranks) * 100;
@@ -421,7 +424,7 @@ TEST(MpiTraffic, AlongEachAxisOfDrawnMeshesIsTheFormula) {
   for (const std::uint64_t number : test::rounds(cases)) expect_what_mpi_sends(number, draw(number, ranks));
 }
 
-// 40 more, whose layers are cut.
+// 40 more, which cut layers.
 TEST(MpiTraffic, AlongTheAxisTensorOfDrawnMeshesIsTheFormula) {
   const int ranks = test::world().size();
   const std::uint64_t count = ranks == 3 ? 4 : 12, first = static_cast<std::uint64_t>(ranks) * 100;
@@ -454,7 +457,7 @@ TEST(MpiTraffic, AlongTheAxisTensorOfDrawnMeshesIsTheFormula) {
   }
 }
 
-// 20 more, whose sequences are cut.
+// 20 more, which cut sequences.
 TEST(MpiTraffic, AlongTheAxisContextOfDrawnMeshesIsTheFormula) {
   const int ranks = test::world().size();
   const std::uint64_t count = ranks == 3 ? 2 : 6, first = static_cast<std::uint64_t>(ranks) * 100;
@@ -516,7 +519,7 @@ Bits bits_of(Engine& engine, const LanguageModel& model) {
   return bits;
 }
 
-// 24 rows over the numbers of ranks that this program is run with.
+// 24 rows, distributed over the numbers of ranks with which this program runs.
 TEST(MpiRows, WithTheAxisTensorHaveTheBitsOfThreadRanks) {
   Communicator& world = test::world();
   const int ranks = world.size();

@@ -1,4 +1,4 @@
-// Schedules with damage, given to the engine as files: refused before step 1, or trained with the bits of one
+// Damaged schedules, given to the engine as files, are refused before step 1 or trained with the bits of one
 // rank.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ namespace {
 constexpr std::int64_t sequence_length = 7;
 constexpr int trained_steps = 2;
 
-/// A model of as many blocks as there can be chunks, so that each chunk has work.
+/// A model with at least as many blocks as chunks, so that each chunk has work.
 std::shared_ptr<const LanguageModel> model_of_blocks() {
   GptConfig config = tiny_gpt();
   config.layers = 12;
@@ -44,7 +44,7 @@ Config config_of(std::int64_t micro_batches, int stage) {
   return config;
 }
 
-/// The state's digest behind the steps, of rank 0.
+/// The state digest of rank 0 after the steps.
 kernels::Digest state_after_training(const LanguageModel& model, const Config& config, int ranks) {
   kernels::Digest digest;
   std::mutex mutex;
@@ -66,7 +66,7 @@ kernels::Digest state_after_training(const LanguageModel& model, const Config& c
   return digest;
 }
 
-/// Takes so many schedules of each verdict.
+/// Tests `each` schedules with each verdict.
 void expect_refused_or_trained(int each, std::uint64_t first_seed) {
   const std::shared_ptr<const LanguageModel> model = model_of_blocks();
   const tools::test::TemporaryFolder folder;

@@ -1,4 +1,4 @@
-// The stages of a pipeline have the bits of one rank, under every schedule and beside every feature.
+// The stages of a pipeline have the bits of one rank, with every schedule and every feature.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ namespace {
 
 using testing::HasSubstr;
 
-/// A training on a pipeline, and what it has to have the bits of: the same of `shards` ranks without one.
+/// A training on a pipeline. It must have the bits of the same training on `shards` ranks without one.
 struct BitPoint {
   bool llama = false;
   DataType dtype = DataType::float32;
@@ -41,7 +41,7 @@ struct BitPoint {
 constexpr std::array dtypes{DataType::float32, DataType::bfloat16};
 constexpr std::array policies{ReductionPolicy::boundary, ReductionPolicy::micro_batch};
 
-/// The whole sweep. Points that follow each other differ in most of their axes.
+/// The whole sweep. Consecutive points differ in most of their axes.
 std::vector<BitPoint> bit_points() {
   std::vector<BitPoint> points;
   for (const bool llama : {false, true}) {
@@ -64,7 +64,7 @@ std::vector<BitPoint> bit_points() {
   return mixed;
 }
 
-/// 2, 4 and 8 stages against one, with units enough for two chunks on each of eight.
+/// Compares 2, 4 and 8 stages with one; the model has units for two chunks on each of eight.
 void expect_bits_of_one_rank(const test::Sweep& cases) {
   constexpr int layers = 14, micro_batches = 8;
   const std::vector<BitPoint> points = bit_points();
@@ -115,7 +115,7 @@ TEST(PipelineSlow, HasTheBitsOfOneRankOnUpToEightStages) {
   expect_bits_of_one_rank(test::sweep({0, bit_points().size()}));
 }
 
-// Every schedule on 2 and on 4 stages, with the tied table and without, in the form that needs most.
+// Every schedule on 2 and on 4 stages, with the tied table and without, in its most demanding form.
 TEST(Pipeline, HasTheBitsOfOneRankUnderEverySchedule) {
   for (const bool llama : {false, true}) {
     const std::shared_ptr<const LanguageModel> model = narrow_model(llama, 6);
@@ -130,7 +130,7 @@ TEST(Pipeline, HasTheBitsOfOneRankUnderEverySchedule) {
   }
 }
 
-// A schedule of the user's, which is none of those with a name: two stages, forward in pairs.
+// A user's schedule without a name: two stages, forward in pairs.
 TEST(Pipeline, HasTheBitsOfOneRankUnderAScheduleFromAFile) {
   const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
   const Config config = pipeline_config(DataType::bfloat16, 2, ReductionPolicy::micro_batch);
@@ -149,7 +149,7 @@ TEST(Pipeline, HasTheBitsOfOneRankUnderAScheduleFromAFile) {
   std::filesystem::remove(file);
 }
 
-// Features beside two stages, each against the same on one rank.
+// Features on two stages, each compared with the same on one rank.
 TEST(Pipeline, HasTheBitsOfOneRankWithEachFeature) {
   const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
   const auto expect_same = [&](const char* what, const std::function<void(Config&)>& change) {
@@ -223,7 +223,7 @@ TEST(Pipeline, HasTheBitsOfOneRankWithReplicas) {
     config.replicate = c.replicate;
     config.replica_sum = c.sum;
     config.optimizer.type = c.optimizer;
-    const char* const schedule = schedules[++number];  // 1f1b is the one of the sweeps beside
+    const char* const schedule = schedules[++number];  // 1f1b is covered by the sweeps
     EXPECT_TRUE(trained(*model, config, "replicate=2, pipeline=2, shard=2", 8, schedule) ==
                 trained(*model, config, "replicate=2, shard=2", 4))
         << "stage " << c.stage << (c.replicate == Replicate::parameters ? ", parameters" : ", all") << ", "
@@ -231,7 +231,7 @@ TEST(Pipeline, HasTheBitsOfOneRankWithReplicas) {
   }
 }
 
-// Gradients of tied tensors, which are added by use, travel in the communication dtype on every mesh.
+// Gradients of tied tensors, which are added by use, are sent in the communication dtype on every mesh.
 TEST(Pipeline, HasTheBitsOfOneStageWithInt8Blocks) {
   for (const bool llama : {false, true}) {
     const std::shared_ptr<const LanguageModel> model = narrow_model(llama, 4);
@@ -266,7 +266,7 @@ TEST(Pipeline, SaysWhichGradientsAreNotInt8Blocks) {
   EXPECT_THAT(summary(true), testing::Not(HasSubstr("tensors tied like it")));
 }
 
-// Without by_use the uses of a tied table are added before they are rounded: other bits, by intent.
+// Without by_use the uses of a tied table are added before rounding, which gives other bits on purpose.
 TEST(Pipeline, IsNotTheSumOfUsesTogether) {
   const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
   Config config = pipeline_config(DataType::bfloat16, 0, ReductionPolicy::micro_batch);
@@ -277,10 +277,10 @@ TEST(Pipeline, IsNotTheSumOfUsesTogether) {
   EXPECT_FALSE(by_use.state == together.state);
 }
 
-// With world_size_invariant the uses of a data rank are added first, and data ranks then one by one.
+// With world_size_invariant the uses on a data rank are added first, then the data ranks one by one.
 TEST(Pipeline, SumsByUseAreThoseOfAnyNumberOfRanks) {
   const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
-  // In fp32, because few sums of bf16 values show an order.
+  // In fp32, because few sums of bf16 values depend on the order.
   Config config = pipeline_config(DataType::float32, 1, ReductionPolicy::automatic);
   config.world_size_invariant = true;
   config.train_batch_size = 12;
@@ -294,12 +294,12 @@ TEST(Pipeline, SumsByUseAreThoseOfAnyNumberOfRanks) {
     EXPECT_TRUE(trained(*model, config, "pipeline=2, shard=*", 2 * data_ranks, schedule) == one)
         << data_ranks << " data ranks, " << schedule;
   }
-  // Rows of two nodes: the sum of a data rank's uses crosses between them as one.
+  // Rows on two nodes: the sum of a data rank's uses crosses between them as one value.
   config.debug.ranks_per_host = 2;
   EXPECT_TRUE(trained(*model, config, "shard=*, pipeline=2", 6) == one) << "several nodes";
 }
 
-// A checkpoint of one schedule goes on under another with the same bits, and nothing to say.
+// A checkpoint of one schedule continues under another with the same bits and without a note.
 TEST(Pipeline, GoesOnUnderAnotherSchedule) {
   const std::shared_ptr<const LanguageModel> model = narrow_model(false, 6);
   Config config = pipeline_config(DataType::bfloat16, 1, ReductionPolicy::micro_batch);
@@ -333,7 +333,7 @@ TEST(Pipeline, GoesOnUnderAnotherSchedule) {
   for (const auto& [name, digest] : digests) EXPECT_TRUE(digest == digests.begin()->second) << name;
 }
 
-// The order of a rank's actions is found once for a schedule: all steps of a batch have the same.
+// The order of a rank's actions is computed once for a schedule and applies to all steps with the same batch.
 TEST(Pipeline, KeepsItsOrderUntilTheBatchChanges) {
   const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
   const auto digest_of = [&](const std::string& mesh, int ranks, const char* schedule) {
@@ -372,7 +372,7 @@ TEST(Pipeline, KeepsItsOrderUntilTheBatchChanges) {
   }
 }
 
-// A generation computes its forward passes over all chunks.
+// A generation runs its forward passes through all chunks.
 TEST(Pipeline, GeneratesOverAllChunks) {
   const std::shared_ptr<const LanguageModel> model = narrow_model(true, 6);
   const std::vector<std::int32_t> prompt{5, 3, 1};

@@ -1,4 +1,4 @@
-// Refusals on a pipeline, and ranks of it that fail or hang.
+// Refusals on a pipeline, and its ranks that fail or hang.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -176,8 +176,8 @@ TEST(Pipeline, SaysWhereAWholeModelIsNeeded) {
                 "the model each; use models::train_step()"));
 }
 
-/// The lines that the ranks of "pipeline=3, shard=2" log, by rank, when one of them fails in micro-batch 2 as
-/// `failing` does. `failing` gets a function that waits until all other ranks have ended.
+/// The lines that the ranks of "pipeline=3, shard=2" log, by rank, if one of them fails in micro-batch 2 in
+/// the way of `failing`, which receives a function that waits until all other ranks have ended.
 std::vector<std::string> texts_of_a_failure(
     int failing_rank, double timeout, const std::function<void(const std::function<void()>&)>& failing) {
   constexpr int ranks = 6;
@@ -222,7 +222,7 @@ std::string name_of_rank(int rank) {
          std::to_string(rank % 2) + ")";
 }
 
-// On the rank itself and on all others: the coordinates, the action and the micro-batch.
+// The failing rank and all others report the coordinates, the action and the micro-batch.
 TEST(Pipeline, ARankOfAnyStageThatThrowsEndsAllRanks) {
   for (const int failing : {1, 2, 5}) {
     const std::vector<std::string> texts =

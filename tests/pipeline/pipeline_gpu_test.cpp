@@ -1,6 +1,7 @@
-// Pipelines and the axis `tensor` on GPUs, or on emulated ones: the bits or losses of one GPU, what a step
-// takes and waits for, and failures. Ranks are threads. Where each has a GPU of its own, their messages go by
-// NCCL; otherwise ranks share one and read each other's memory. Through host memory they go in both cases.
+// Pipelines and the axis `tensor` on GPUs, or on emulated ones: the bits or losses of one GPU, the memory and
+// waits of a step, and failures. Ranks are threads. If each has a GPU of its own, messages use NCCL;
+// otherwise the ranks share a GPU and read each other's memory. In both cases they are also tested through
+// host memory.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -21,6 +22,7 @@
 #include "tests/models/training_fixture.h"
 #include "tranche/core/error.h"
 #include "tranche/device/ledger.h"
+#include "tranche/kernels/matmul.h"
 #include "tranche/planner/planner.h"
 
 namespace tranche::models {
@@ -40,7 +42,7 @@ class GpuPipeline : public ::testing::Test {
   }
 
  public:
-  /// Returns whether the transport "auto" is NCCL for so many ranks.
+  /// True if the transport "auto" is NCCL for this number of ranks.
   static bool by_nccl(int ranks) {
     return nccl_version() != "not compiled" && ranks <= static_cast<int>(detail::probe_cuda().devices.size());
   }
@@ -56,7 +58,7 @@ Gpt narrow_gpt_of(int layers) {
   config.residual_dropout = 0.1f;
   return Gpt(config);
 }
-/// With embedding and head five units, for up to five stages.
+/// With embedding and head it has five units, for up to five stages.
 const Gpt& narrow_gpt() {
   static const Gpt model = narrow_gpt_of(3);
   return model;
@@ -72,7 +74,7 @@ Config base_config(int stage, int micro_batches = 4) {
   config.train_batch_size = 0;
   config.accumulation_steps = micro_batches;
   config.stage = stage;
-  // Reductions over both ends of the pipeline beside the messages, in each micro-batch.
+  // Reductions over both ends of the pipeline run together with the messages in each micro-batch.
   config.reduction = ReductionPolicy::micro_batch;
   config.precision.compute = config.precision.communication = DataType::bfloat16;
   config.gradient_clipping = 0.5;
@@ -82,7 +84,7 @@ Config base_config(int stage, int micro_batches = 4) {
   return config;
 }
 
-/// A step of the engine; each micro-batch in memory of its own, as several are open at once.
+/// Runs steps of the engine; each micro-batch has its own memory, because several are active at once.
 class Trainer {
  public:
   explicit Trainer(Engine& engine, const Gpt& model = narrow_gpt()) : engine_(engine), model_(model) {
@@ -128,7 +130,7 @@ struct Bits {
   friend bool operator==(const Bits&, const Bits&) = default;
 };
 
-/// The observations of all ranks.
+/// The results of all ranks.
 std::vector<Bits> trained(Config config, const std::string& mesh, int ranks, int steps = 2,
                           const Gpt& model = narrow_gpt()) {
   config.mesh = mesh;
@@ -153,8 +155,8 @@ std::vector<Bits> trained(Config config, const std::string& mesh, int ranks, int
   return all;
 }
 
-// 2, 3 and 4 stages, both schedules, ZeRO stages 0 and 3, each transport. The tied table is reduced over the
-// first and the last stage in each micro-batch, so that these reductions meet the messages.
+// 2, 3 and 4 stages, both schedules, ZeRO stages 0 and 3, each transport. In each micro-batch the tied table
+// is reduced over the first and the last stage, so that these reductions and the messages interact.
 TEST_F(GpuPipeline, HasTheBitsOfOneGpuAndDoesNotHang) {
   const Bits one = trained(base_config(0), "", 1).front();
   int number = 0;
@@ -176,9 +178,9 @@ TEST_F(GpuPipeline, HasTheBitsOfOneGpuAndDoesNotHang) {
   }
 }
 
-// Two chunks on a rank in a loop: the last stage sends residuals to the first one, which sends gradients
-// back. With ZeRO stage 3 breadth-first gathers a chunk at once. zb-v, which is no loop, has its plan's
-// memory below.
+// Two chunks per rank in a loop: the last stage sends residuals to the first one, which sends gradients back.
+// With ZeRO stage 3 breadth-first gathers a chunk at once. zb-v, which is not a loop, is compared with its
+// planned memory below.
 TEST_F(GpuPipeline, HasTheBitsOfOneGpuWithSeveralChunks) {
   for (const int stages : {3, 4}) {
     const int micro_batches = test::sanitized ? stages : 2 * stages;
@@ -231,7 +233,7 @@ TEST_F(GpuPipeline, WaitsOnceAStepForTheGpu) {
   }
 }
 
-/// Trains four steps and compares what each rank takes with its plan, messages included.
+/// Trains four steps and compares the memory of each rank with its plan, including messages.
 void expect_memory_of_plan(const Config& config, int ranks, const std::string& what,
                            const Gpt& model = narrow_gpt()) {
   on_ranks(
@@ -259,7 +261,7 @@ void expect_memory_of_plan(const Config& config, int ranks, const std::string& w
         const TierAccount& account = engine.runtime().ledger().account(Tier::device);
         const bool by_nccl = GpuPipeline::by_nccl(ranks) && config.device_transport == "auto";
         for (const Category category : all_categories) {
-          // The plan's batches are those of the program, and its staging buffers NCCL's.
+          // The plan includes the program's batches and NCCL's staging buffers.
           if (category == Category::other) continue;
           if (category == Category::communication && !by_nccl) continue;
           EXPECT_EQ(account.category_peak[category], plan.tier(Tier::device).category_peak[category])
@@ -312,7 +314,8 @@ TEST_F(GpuTensor, HasTheLossesOfOneGpuAndOneSetOfBits) {
   EXPECT_NEAR(first.front().evaluated, one.evaluated, 1e-5 * one.evaluated);
 }
 
-// The transport is "auto" alone: with "staged" four ranks of one GPU have more streams than it has queues.
+// Only the transport "auto", because with "staged" four ranks on one GPU have more streams than it has
+// queues.
 TEST_F(GpuTensor, DoesNotHangBesideShardsAndStages) {
   for (const char* mesh : {"shard=2, tensor=2", "pipeline=2, tensor=2"}) {
     const std::vector<Bits> ranks = trained(base_config(3, 2), mesh, 4);
@@ -331,8 +334,26 @@ TEST_F(GpuTensor, TakesTheMemoryOfItsPlan) {
   }
 }
 
-/// The error that each rank ends with while rank 1 of three stages does `what` before its third micro-batch.
-/// `what` is told how many of the others have ended.
+TEST_F(GpuTensor, RefusesChains) {
+  Config config = base_config(0, 2);
+  config.mesh = "tensor=2";
+  config.tensor_sums = TensorSums::chain;
+  try {
+    on_ranks(
+        2, narrow_gpt().spec(time_steps), config, [](Engine&) {}, DeviceKind::cuda);
+  } catch (const ConfigurationError& error) {
+    EXPECT_EQ(error.message(),
+              "tranche.tensor_sums: chain: products of bf16 run by \"" +
+                  std::string(kernels::matmul_path(DeviceKind::cuda, DataType::bfloat16)) +
+                  "\" here, which does not add up in ascending order, so that no chain has the bits of one "
+                  "rank; write rank_order");
+    return;
+  }
+  FAIL() << "accepted";
+}
+
+/// The error of each rank when rank 1 of three stages does `what` before its third micro-batch. `what`
+/// receives the number of other ranks that have ended.
 std::vector<std::string> ends(const char* transport, double timeout,
                               const std::function<void(const std::atomic<int>&)>& what,
                               const char* schedule = "1f1b") {

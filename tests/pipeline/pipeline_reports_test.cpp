@@ -1,4 +1,4 @@
-// The reports of a pipeline: memory, times of waiting, traces, and the gathers of ZeRO stage 3.
+// The reports of a pipeline: memory, waiting times, traces, and the gathers of ZeRO stage 3.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ namespace {
 
 using testing::HasSubstr;
 
-/// Activation bytes of the first stage at the peak of a step.
+/// The bytes of activations on the first stage at the peak of a step.
 std::int64_t activations(const std::string& schedule, int micro_batches) {
   const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
   Config config = pipeline_config(DataType::float32, 0, ReductionPolicy::boundary, micro_batches);
@@ -46,11 +46,11 @@ std::int64_t activations(const std::string& schedule, int micro_batches) {
 TEST(Pipeline, HoldsAsManyMicroBatchesAsTheScheduleSays) {
   EXPECT_EQ(activations("1f1b", 8), activations("1f1b", 64));
   const std::int64_t four = activations("afab", 4);
-  // But for the residual gradient of the one in backward, and what a block's backward takes.
+  // except the residual gradient of the micro-batch in backward, and the memory of a block's backward.
   EXPECT_NEAR(static_cast<double>(activations("afab", 8)) / static_cast<double>(four), 2, 0.2);
 }
 
-// Weight gradients that are put off keep what the recomputed block saved, which 1F1B gives back at once.
+// Delayed weight gradients keep the saved activations of the recomputed block, which 1F1B frees at once.
 TEST(Pipeline, PlansActivationsThatWaitForWeightGradients) {
   const std::shared_ptr<const LanguageModel> model = narrow_model(true, 7);
   const auto activations_of = [&](const char* schedule, int rank, bool recompute) {
@@ -75,7 +75,7 @@ TEST(Pipeline, PlansActivationsThatWaitForWeightGradients) {
   }
 }
 
-// Stage 1 is slow to begin, so that stage 0 waits for its gradient.
+// Stage 1 begins late, so that stage 0 waits for its gradient.
 TEST(Pipeline, TellsHowLongAStageWaitedForMessages) {
   const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
   Config config = pipeline_config(DataType::float32, 0, ReductionPolicy::boundary, 1);
@@ -97,7 +97,7 @@ TEST(Pipeline, TellsHowLongAStageWaitedForMessages) {
   EXPECT_LT(waited[1], waited[0]);
 }
 
-/// The spans and arrows of a trace, of all ranks.
+/// The spans and arrows in a trace of all ranks.
 struct Drawn {
   struct Arrow {
     double begins = -1, ends = -1;  ///< microseconds
@@ -186,7 +186,7 @@ TEST(Pipeline, TracesActionsAndMessages) {
     EXPECT_EQ(spans.count("RECV_B1"), stage == 2 ? 0 : trained_steps) << rank;
     EXPECT_EQ(spans.count("SEND_F1"), 0u) << "sends are the arrows";
   }
-  // Two cuts, two data ranks: a residual and a gradient for each micro-batch, and a residual of the
+  // Two cuts and two data ranks: a residual and a gradient for each micro-batch, and a residual of the
   // evaluation.
   EXPECT_EQ(seen.arrows.size(), 2u * 2 * (trained_steps * 3 * 2 + 1));
   for (const auto& [id, arrow] : seen.arrows) {
@@ -200,7 +200,7 @@ TEST(Pipeline, TracesActionsAndMessages) {
   }
 }
 
-// With several chunks on a rank the spans name them, and no arrow goes between chunks of one rank.
+// If ranks have several chunks the spans name them, and no arrow connects chunks of one rank.
 TEST(Pipeline, TracesChunks) {
   const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
   Config config = pipeline_config(DataType::float32, 0, ReductionPolicy::boundary, 3);
@@ -232,7 +232,7 @@ TEST(Pipeline, TracesChunks) {
   }
 }
 
-// The numbers of the note are those of the traffic that is metered.
+// The numbers in the note equal the metered traffic.
 TEST(Pipeline, SaysWhatStage3GathersFromFourMicroBatchesOn) {
   const std::shared_ptr<const LanguageModel> model = narrow_model(true, 5);
   const auto plan = [&](int rank, int micro_batches, GatherFor gather_for, int stage = 3) {
@@ -265,8 +265,8 @@ TEST(Pipeline, SaysWhatStage3GathersFromFourMicroBatchesOn) {
   }
 }
 
-// Cuts divide the groups of blocks that are computed again: a group of one block gathers it twice, a longer
-// one gathers its blocks, but for the last, three times.
+// Cuts divide the groups of recomputed blocks: a group of one block gathers it twice; a longer one gathers
+// its blocks, except the last, three times.
 TEST(Pipeline, CountsTheGathersOfGroupsThatACutDivides) {
   const std::shared_ptr<const LanguageModel> model = narrow_model(true, 8);
   const auto expect_declared = [&](const char* schedule, int stages) {
@@ -293,8 +293,8 @@ TEST(Pipeline, CountsTheGathersOfGroupsThatACutDivides) {
   expect_declared("zb-v", 3);
 }
 
-// Eight units in eight chunks, four on each rank: a chunk is gathered for the forward passes of a step and
-// again for its backward passes, and the last one of a rank once for both.
+// Eight units in eight chunks, four on each rank. A chunk is gathered for the forward passes of a step and
+// again for its backward passes; a rank's last chunk is gathered once for both.
 TEST(Pipeline, GathersAChunkForAllMicroBatchesUnderBreadthFirst) {
   const std::shared_ptr<const LanguageModel> model = narrow_model(true, 6);
   const auto plan = [&](int rank, int micro_batches, const char* schedule) {

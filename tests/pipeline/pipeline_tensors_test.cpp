@@ -1,4 +1,4 @@
-// Tensors and checkpoints of a model that is cut into stages: which rank holds, reads, writes and saves what.
+// Tensors and checkpoints of a model that is cut into stages: which rank holds, reads, writes and saves each.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -79,7 +79,7 @@ TEST(Pipeline, RefusesUsesThatAStageDoesNotHaveAndSumsThatAreNotThereYet) {
     EXPECT_THAT(
         message([&] { (void)engine.read_gradient("transformer.wte.weight"); }),
         HasSubstr("before the last micro-batch of a step: its uses' gradients are kept apart until then"));
-    (void)engine.read_gradient("transformer.wpe.weight");  // which one use reads
+    (void)engine.read_gradient("transformer.wpe.weight");  // only one use reads it
   });
   config.mesh = "pipeline=2";
   config.accumulation_steps = 1;
@@ -102,13 +102,13 @@ TEST(Pipeline, RefusesUsesThatAStageDoesNotHaveAndSumsThatAreNotThereYet) {
   });
 }
 
-/// A mesh of at most eight ranks, its axes in any order.
+/// A mesh of at most eight ranks with its axes in any order.
 struct DrawnMesh {
   std::string text;
   int ranks = 1;
 };
 
-/// A checkpoint's way from one mesh to another, of which one has a pipeline at least.
+/// A checkpoint that is saved on one mesh and loaded on another; at least one has a pipeline.
 struct CheckpointPair {
   bool llama = false;
   Config config;
@@ -145,7 +145,7 @@ CheckpointPair draw_checkpoint_pair(std::uint64_t number) {
   return pair;
 }
 
-// A checkpoint of one mesh is read by any other, with the state equal to the bit.
+// Every other mesh loads a checkpoint with state equal in every bit.
 TEST(Pipeline, ReadsCheckpointsOfAnyMesh) {
   const test::Sweep cases = test::sweep({0, 40});
   test::AxesMet axes;
@@ -199,8 +199,8 @@ TEST(Pipeline, ReadsCheckpointsOfAnyMesh) {
   }
 }
 
-/// Reads every tensor's weight, gradient and optimizer state on every rank, writes others, and reads them
-/// again: what each rank has seen, which is the same on all, and the digest behind a step.
+/// Reads every tensor's weight, gradient and optimizer state on every rank, writes other values, and reads
+/// them again. Returns the values, which are equal on all ranks, and the digest after a step.
 std::pair<reference_training::Tensors, kernels::Digest> read_and_written(const LanguageModel& model,
                                                                          Config config,
                                                                          const std::string& mesh, int ranks) {
@@ -212,7 +212,7 @@ std::pair<reference_training::Tensors, kernels::Digest> read_and_written(const L
     const auto note = [&](const std::string& what, const std::vector<float>& values) {
       found[what].assign(values.begin(), values.end());
     };
-    /// Reads with `read`, writes half of each value and a quarter, and reads again.
+    /// Reads with `read`, writes half of each value plus a quarter, and reads again.
     const auto each = [&](const std::string& what, bool frozen_too, const auto& read, const auto& write) {
       for (const UnitSpec& unit : engine.model().units()) {
         for (const TensorSpec& tensor : unit.tensors) {
@@ -222,7 +222,8 @@ std::pair<reference_training::Tensors, kernels::Digest> read_and_written(const L
           for (float& value : values) value = value * 0.5f + 0.25f;
           write(tensor.name, values);
           const std::vector<float> again = read(tensor.name);
-          for (std::size_t i = 0; i < values.size(); ++i) {  // a gradient is stored times the step's tokens
+          for (std::size_t i = 0; i < values.size(); ++i) {  // a gradient is stored multiplied by the step's
+                                                             // tokens
             ASSERT_NEAR(again[i], values[i], 1e-6 * std::abs(values[i]))
                 << what << " of " << tensor.name << " on " << mesh;
           }

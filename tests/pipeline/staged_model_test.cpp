@@ -1,4 +1,4 @@
-// A model of the user's own under schedules with several chunks on a rank.
+// A user's model with schedules that have several chunks per rank.
 #include "tranche/pipeline/staged_model.h"
 
 #include <gmock/gmock.h>
@@ -23,15 +23,15 @@ namespace {
 
 constexpr std::int64_t width = 4, rows = 3;
 
-/// Counts of a rank's chunks: made, destroyed, and kept longer than needed.
+/// Counts of a rank's chunks: created, destroyed, and kept longer than necessary.
 struct Seen {
   int made = 0, destroyed = 0;
   int orphans = 0;  ///< chunks that outlived their micro-batch
-  int kept = 0;     ///< chunks whose weight gradients are done, and that are there still
+  int kept = 0;     ///< chunks that still exist although their weight gradients are done
   int most_kept = 0;
 };
 
-/// Passes its input on, and has gradients of zero.
+/// Passes its input on; its gradients are zero.
 class Copy : public StagedChunk {
  public:
   Copy(Engine& engine, const Engine::Chunk& chunk, std::weak_ptr<int> micro_batch, Seen& seen)
@@ -115,7 +115,7 @@ Config config_of(const std::string& mesh, const std::string& schedule, int micro
   return config;
 }
 
-/// Six layers; or four, of which the last one uses the table of the first again.
+/// Six layers, or four of which the last uses the first one's table again.
 ModelSpec spec_of(bool tied) {
   ModelSpec spec;
   const Initializer zeros = Initializer::zeros();

@@ -25,7 +25,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-/// A tied table in the first and the last use, and three layers of unequal work between.
+/// A tied table in the first and the last use, and three layers of unequal work between them.
 ModelSpec tied_model() {
   const Initializer zeros = Initializer::zeros();
   ModelSpec model;
@@ -65,7 +65,7 @@ TEST(Stages, CutGpt2ByTheOperationsOfItsSequence) {
       << "9 blocks, and 3 with the head";
 }
 
-/// The least largest share of a stage over all ways to cut in two; each tensor counts once on a stage.
+/// The minimum of a stage's largest share over all ways to cut in two; each tensor counts once on a stage.
 std::int64_t least_of_two(const ModelSpec& model) {
   std::int64_t least = std::numeric_limits<std::int64_t>::max();
   const auto held = [&](std::size_t begin, std::size_t end) {
@@ -91,7 +91,7 @@ TEST(Stages, BalanceParameters) {
   EXPECT_THAT(divide(tied_model(), config, 2).begins, ElementsAre(0, 3)) << "36 + 32 and 16 + 36";
   EXPECT_EQ(least_of_two(tied_model()), 68);
   EXPECT_THAT(divide(tied_model(), config, 4).begins, ElementsAre(0, 1, 3, 4)) << "36, 32, 16, 36";
-  // Two uses of one unit on a stage hold its tensor once.
+  // If one unit has two uses on a stage, its tensor is held once.
   ModelSpec twice = tied_model();
   ModelSpec model;
   for (UnitSpec unit : twice.units()) {
@@ -153,9 +153,9 @@ TEST(Stages, RefuseModelsThatCannotBeCut) {
   }
 }
 
-// Two chunks on each of two stages: table and a, b, c, table. The first stage has the table in its chunk 0
-// alone, and gathers it for its forward passes and again for its backward passes; the second one's last chunk
-// keeps it between the two.
+// Two chunks on each of two stages: table and a, b, c, table. The first stage has the table only in its chunk
+// 0, and gathers it for its forward passes and again for its backward passes. The last chunk of the second
+// stage keeps it between the two.
 TEST(Stages, GatherATiedTableWithTheirOwnChunks) {
   const ModelSpec model = tied_model();
   Config config;

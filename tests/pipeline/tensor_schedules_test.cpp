@@ -1,4 +1,4 @@
-// Every schedule of a pipeline whose layers are cut over the axis tensor.
+// Every pipeline schedule with layers that are cut over the axis tensor.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -48,7 +48,7 @@ Seen trained(const LanguageModel& model, int ranks, const Config& config) {
   on_ranks(ranks, model.spec(time_steps), config, [&](Engine& engine) {
     const Runtime& runtime = engine.runtime();
     if (runtime.pipeline() != nullptr) {
-      // Messages go to ranks that have the same parts of the layers.
+      // Messages are sent to ranks that have the same parts of the layers.
       for (const int other : runtime.mesh().group({MeshAxis::pipeline}, runtime.rank())) {
         EXPECT_EQ(runtime.mesh().coordinate(MeshAxis::tensor, other),
                   runtime.mesh().coordinate(MeshAxis::tensor, runtime.rank()));
@@ -85,13 +85,13 @@ TEST(SchedulesOfCutLayers, HaveTheLossesOfOneRankAndOneDigest) {
   }
 }
 
-// The rows of a message are shared out among the ranks of the axis, 11 of them 6 and 5 with a row of padding.
+// The ranks of the axis share the rows of a message: 6 of 11 rows, and 5 with a row of padding.
 TEST(SchedulesOfCutLayers, SendTheRowsThatARankHas) {
   LlamaConfig llama = LlamaConfig::preset("qwen3-nano");
   llama.layers = 6;
   llama.heads = 8;
   llama.key_value_heads = 2;
-  llama.tied = false;  // so that residuals and their gradients are all that stages send
+  llama.tied = false;  // so that stages send only residuals and their gradients
   const auto model = std::make_shared<const Llama>(llama);
   for (const char* const schedule : schedules) {
     planner::PlanRequest request;

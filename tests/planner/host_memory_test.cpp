@@ -1,4 +1,4 @@
-// The host memory that plans count on: whose it is, how it is shared, what is said of it.
+// The host memory that plans may use: its source, its division among ranks, and the texts about it.
 #include "tranche/planner/host_memory.h"
 
 #include <fmt/format.h>
@@ -43,7 +43,7 @@ TEST(HostMemory, IsNotLimitedWhereTheSystemSaysNothing) {
   EXPECT_EQ(host_memory_of(77, 2, nothing.path("")).bytes, 77);
 }
 
-/// The output of `tranche plan` on a machine with that much memory available.
+/// The output of `tranche plan` on a machine with this much available memory.
 ProgramResult plan_on(std::int64_t available_kib, std::vector<std::string> arguments,
                       const std::string& group_limit = "") {
   const TemporaryFolder root;
@@ -63,7 +63,7 @@ const std::vector<std::string> fit_on_host{"plan",    "--model", "gpt-mini", "--
                                            "--ranks", "2",       "--fit",    "24MiB"};
 
 TEST(FitCommand, HostMemoryIsWhatThisMachineHasForEachRank) {
-  // Enough: state goes to the host, and the output says where the bound comes from.
+  // There is enough: state is placed in host memory, and the output names the source of the limit.
   const ProgramResult roomy = plan_on(24 << 20, fit_on_host);
   ASSERT_EQ(roomy.status, 0) << roomy.out << roomy.errors;
   EXPECT_THAT(roomy.out,
@@ -72,12 +72,12 @@ TEST(FitCommand, HostMemoryIsWhatThisMachineHasForEachRank) {
                     HasSubstr("offloaded: optimizer cpu"),
                     HasSubstr(" taken; 12.00 GiB a rank, half of this machine's 24.00 GiB available"),
                     Not(HasSubstr("too little"))));
-  // Too little for the same: 8 MiB a rank.
+  // There is too little for the same: 8 MiB per rank.
   const ProgramResult tight = plan_on(16 << 10, fit_on_host);
   EXPECT_EQ(tight.status, 3);
   EXPECT_THAT(tight.out, AllOf(HasSubstr("host memory: 8.00 MiB a rank, half of this machine's 16.00 MiB"),
                                HasSubstr("nothing fits in 24.00 MiB")));
-  // A control group's limit counts where it is lower.
+  // A control group's limit counts if it is lower.
   const ProgramResult group = plan_on(24 << 20, fit_on_host, "16777216\n");
   EXPECT_EQ(group.status, 3);
   EXPECT_THAT(group.out,
@@ -116,7 +116,7 @@ TEST(FitCommand, HostMemoryThatIsGivenIsTaken) {
   const json unlimited = json::parse(plan_on(16 << 10, with({"--host-memory", "0", "--json"})).out);
   EXPECT_EQ(unlimited["host_memory"]["source"], "none");
   EXPECT_EQ(unlimited["host_memory"]["bytes_per_rank"], nullptr);
-  // --machine is of another machine, of whose memory nothing is known.
+  // --machine describes another machine, whose memory is unknown.
   EXPECT_THAT(plan_on(16 << 10, with({"--machine", "epyc-9654-2s"})).out,
               HasSubstr("host memory: no limit; --host-memory sets one"));
 }
@@ -133,7 +133,7 @@ TEST(PlanCommand, SaysWhatThisMachineHasOfHostMemory) {
   const ProgramResult refused = plan_on(16 << 10, budget);
   EXPECT_EQ(refused.status, 3);
   EXPECT_THAT(refused.out, HasSubstr("does not fit in 8.00 MiB of host memory: "));
-  // Device and host memory of a CPU are one: this fits each, and not both.
+  // On a CPU device memory is host memory: the plan fits each limit, but not both together.
   const ProgramResult both = plan_on(120 << 10, budget);
   EXPECT_EQ(both.status, 0);
   EXPECT_THAT(both.out, HasSubstr("  on CPUs device memory is this machine's too: with "));

@@ -49,7 +49,7 @@ TEST(Machine, TimesAreInterpolated) {
   EXPECT_DOUBLE_EQ(table.seconds(100), 1e-5);
   EXPECT_NEAR(table.seconds(1000), std::sqrt(1e-5 * 1e-4), 1e-12);
   EXPECT_DOUBLE_EQ(table.seconds(20000), 2e-4);
-  EXPECT_NEAR(table.seconds(1), 1e-6, 1e-12);  // the first slope, a half, goes on
+  EXPECT_NEAR(table.seconds(1), 1e-6, 1e-12);  // the first slope, one half, continues below
   EXPECT_EQ((TimeTable{{{100, 2.0}, {200, 1.0}}}).seconds(50), 2.0) << "never slower than what is larger";
 }
 
@@ -57,7 +57,7 @@ TEST(Machine, RatesAreInterpolatedOverThreeSizes) {
   const Machine machine = parse_machine(example().dump(), "m.json");
   const ProductTable& table = machine.shares[0].products[0];
   EXPECT_NEAR(table.rate(10, 10, 10), 1e9, 1);
-  EXPECT_NEAR(table.rate(1000, 10, 10), 2e9, 1);  // m is the slowest of the indices
+  EXPECT_NEAR(table.rate(1000, 10, 10), 2e9, 1);  // m is the slowest index
   EXPECT_NEAR(table.rate(100, 100, 100), std::sqrt(1e9 * 8e9), 10);
   EXPECT_NEAR(table.rate(1e6, 1e6, 1e6), 8e9, 10);
   EXPECT_NEAR(table.rate(1, 1, 1), 1e9, 10);

@@ -1,4 +1,4 @@
-// The search for a mesh: its bounds, its choices, and runs of what it proposes.
+// The search for a mesh: its bounds, its choices, and runs of the proposed configurations.
 
 #include "tranche/planner/mesh_search.h"
 
@@ -62,7 +62,7 @@ MeshSearchRequest search_of(const models::GptConfig& gpt, int ranks, std::int64_
   return request;
 }
 
-/// Everything that a trial was chosen by.
+/// The settings of a trial that determine the choice.
 auto settings_of(const MeshTrial& one) {
   return std::tuple(one.mesh, one.schedule, one.trial.stage, one.trial.reduction, one.trial.checkpoint_every,
                     one.trial.vocabulary_chunk, one.trial.optimizer, one.trial.parameters,
@@ -94,9 +94,9 @@ TEST(MeshSearch, TriesEveryMeshOfTheRanksAndKeepsWhatIsGiven) {
       "rest; the closest mesh of 8 ranks is \"tensor=4, replicate=*\"");
 }
 
-/// The pruned search chooses what the exhaustive one does, which plans everything in the order of its
-/// seconds, at budgets that lie so far between the least and the most that a plan takes. No plan is below its
-/// bound.
+/// Expects the pruned search to choose what the exhaustive one does, which plans everything in the order of
+/// its seconds. The budgets are at these fractions between the smallest and the largest memory of a plan. No
+/// plan is below its bound.
 void expect_equal_searches(MeshSearchRequest request, const std::vector<double>& shares) {
   request.exhaustive = true;
   const MeshSearchResult whole = search_meshes(request);
@@ -175,10 +175,10 @@ TEST(MeshSearch, ChoosesDataRanksWhereTheModelFits) {
 TEST(MeshSearch, ChoosesStage3WhereTheStateDoesNotFit) {
   MeshSearchRequest request = search_of(small_gpt(8, 64), 8, std::int64_t{1} << 40);
   request.fit.keep_optimizer_tier = request.fit.keep_parameters_tier = true;
-  request.fit.plan.config.accumulation_steps = 1;  // a pipeline would stand idle
+  request.fit.plan.config.accumulation_steps = 1;  // a pipeline would be idle
   request.fit.plan.sequence = 8;                   // so that activations are small
   request.fit.rates.network = 1e11;
-  // State is 16 bytes a parameter, and a third of it is the most that is left.
+  // State is 16 bytes per parameter, and at most a third of it is left.
   request.fit.plan.config.stage = 0;
   request.fit.budget = plan_run(request.fit.plan).tier(Tier::device).persistent.total() / 3;
   const MeshSearchResult result = search_meshes(request);
@@ -193,7 +193,7 @@ TEST(MeshSearch, ChoosesTensorWhereALayerDoesNotFit) {
   models::GptConfig gpt = small_gpt(2, 128);
   MeshSearchRequest request = search_of(gpt, 8, std::int64_t{1} << 40);
   request.fit.keep_optimizer_tier = request.fit.keep_parameters_tier = true;
-  // A block gathered, with its gradient, takes more than all of the shards.
+  // A gathered block with its gradient needs more than all shards.
   PlanRequest plan = request.fit.plan;
   plan.config.stage = 3;
   plan.config.activation_checkpointing = true;
@@ -215,7 +215,7 @@ TEST(MeshSearch, ChoosesAPipelineBetweenNodesAndShardsWithin) {
   request.axes = "tensor=1, context=1";
   ProjectionRequest machine;
   machine.machine = load_machine("dgx-h100");
-  machine.network = LinkRate{100e6, 1e-4};  // a hundredth of a fast one
+  machine.network = LinkRate{100e6, 1e-4};  // a hundredth of a fast network
   request.machine = machine;
   request.fit.rates.operations = 300e12;
   const MeshSearchResult slow = search_meshes(request);
@@ -262,7 +262,7 @@ TEST(MeshSearch, HonoursWhatIsGivenAndLeavesOutWhatIsRefused) {
   ASSERT_TRUE(result.fits);
   EXPECT_EQ(result.chosen.trial.stage, 2);
   EXPECT_EQ(result.chosen.schedule, "zb-h1");
-  // Three samples on eight ranks: no mesh of 2, 4 or 8 data ranks can share them.
+  // Three samples on eight ranks: no mesh with 2, 4 or 8 data ranks can share them.
   request = search_of(small_gpt(4, 32), 8, std::int64_t{1} << 30);
   request.fit.plan.config.mesh = "pipeline=4, tensor=2";
   request.fit.plan.config.accumulation_steps = 3;
@@ -274,7 +274,7 @@ TEST(MeshSearch, HonoursWhatIsGivenAndLeavesOutWhatIsRefused) {
   }
 }
 
-/// Trains a few steps of what was chosen, in thread ranks that have no more memory than the budget.
+/// Trains a few steps of the chosen configuration, on thread ranks with the budget as memory limit.
 void run_choice(const MeshSearchRequest& request, const Config& chosen) {
   const PlanRequest& plan = request.fit.plan;
   run_thread_ranks(plan.ranks, [&](int, const CommunicatorFactory& factory) {
@@ -302,7 +302,7 @@ void run_choice(const MeshSearchRequest& request, const Config& chosen) {
   });
 }
 
-/// A search with a model, a number of ranks and a budget that may be short.
+/// A search with a drawn model, number of ranks and budget, which may be too small.
 MeshSearchRequest drawn_search(std::uint64_t number) {
   const RandomKey key{45, RandomPurpose::test, 4};
   std::uint64_t counter = number * 16;

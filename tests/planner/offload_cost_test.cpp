@@ -1,4 +1,4 @@
-// The model of what offloading costs, against formulas by hand.
+// Compares the model of offloading costs with formulas evaluated by hand.
 
 #include "tranche/planner/offload_cost.h"
 
@@ -11,10 +11,10 @@ namespace {
 
 constexpr int blocks = 10;
 constexpr std::int64_t block_elements = 1000;
-/// Operations a token of a block's forward; backward is twice that.
+/// Operations per token of a block's forward; backward has twice as many.
 constexpr double block_operations = 100;
 
-/// An embedding that computes nothing, and equal blocks.
+/// An embedding without computation, and equal blocks.
 OffloadSchedule schedule(std::int64_t embedding = 1000) {
   OffloadSchedule model;
   model.units.push_back({embedding, embedding, embedding, true});
@@ -35,24 +35,23 @@ Config configuration(OffloadTier optimizer, OffloadTier parameters = OffloadTier
   return config;
 }
 
-/// Everything but the link is free; a byte takes a second there, an operation a second.
+/// Everything but the link is free; a byte takes a second there, and an operation takes a second.
 CostModel slow_link() {
   return {1e30, 1, 1, 1e30, 1e30};
 }
 
 TEST(OffloadCost, LinkAlone) {
-  // Forward: a block's weights take 2000 s, its compute 100 s a token. Backward: 4000 s of gradients, 200 s a
-  // token.
+  // Forward: a block's weights take 2000 s, its compute 100 s per token. Backward: 4000 s of gradients, 200 s
+  // per token.
   const OffloadCost cost = offload_cost(schedule(), configuration(OffloadTier::cpu), 40, slow_link());
   EXPECT_NEAR(cost.break_even_tokens, 20, 0.01);
-  // The embedding and the first block come back in the open; so do the gradients of the first block and of
-  // the embedding leave.
+  // The weights of the embedding and of the first block arrive exposed; the gradients of both leave exposed.
   EXPECT_NEAR(cost.least_exposed, 2 * 2000 + 2 * 4000, 1);
   EXPECT_NEAR(cost.exposed, cost.least_exposed, 1) << "40 tokens are beyond the break-even";
   EXPECT_DOUBLE_EQ(cost.compute, 40 * 3 * blocks * block_operations);
   EXPECT_EQ(cost.bytes.to_host, 4 * 11000);
   EXPECT_EQ(cost.bytes.from_host, 2 * 11000);
-  // Half of the tokens: nine blocks' forwards and backwards too short by half.
+  // With half of the tokens nine blocks' forwards and backwards are too short by half.
   const OffloadCost half = offload_cost(schedule(), configuration(OffloadTier::cpu), 10, slow_link());
   EXPECT_NEAR(half.exposed, cost.least_exposed + 9 * (1000 + 2000), 1);
 }
@@ -70,10 +69,10 @@ TEST(OffloadCost, OfSeveralMicroBatchesTheFirstForwardAndTheLastBackwardHide) {
 TEST(OffloadCost, TheSlowestRoadDecides) {
   CostModel rates = slow_link();
   rates.host_link = 1e30;
-  rates.host_update = 0.25;  // 4000 s a block
+  rates.host_update = 0.25;  // 4000 s per block
   EXPECT_NEAR(offload_cost(schedule(), configuration(OffloadTier::cpu), 1, rates).break_even_tokens, 40,
               0.01);
-  rates.nvme = 2;  // 24 bytes a parameter read and written: 12000 s a block
+  rates.nvme = 2;  // 24 bytes per parameter are read and written: 12000 s per block
   EXPECT_NEAR(offload_cost(schedule(), configuration(OffloadTier::cpu), 1, rates).break_even_tokens, 40,
               0.01);
   const OffloadCost disk = offload_cost(schedule(), configuration(OffloadTier::nvme), 1, rates);
@@ -86,7 +85,7 @@ TEST(OffloadCost, WhatStaysOnTheDeviceWaitsForNothing) {
   OffloadSchedule model = schedule();
   model.units[0].moves = model.units[1].moves = false;
   const OffloadCost cost = offload_cost(model, configuration(OffloadTier::cpu), 1e6, slow_link());
-  // Behind the first block's forward and backward even the ends are hidden.
+  // The first block's forward and backward hide even the ends.
   EXPECT_NEAR(cost.exposed, 0, 1e-6);
   EXPECT_EQ(cost.bytes.to_host, 4 * 9000);
 }
@@ -100,7 +99,8 @@ TEST(OffloadCost, ParametersAreBroughtForEveryGather) {
   const OffloadCost cost = offload_cost(model, config, 1e6, slow_link());
   EXPECT_EQ(cost.bytes.from_host, 3 * 2 * (1 + 2 * blocks) * block_elements);
   EXPECT_EQ(cost.bytes.to_host, 2 * 11000) << "weights that the device updated";
-  // One unit ahead: the embedding, which computes nothing, and the first block come in the open, once a step.
+  // One unit is prefetched: the embedding, which computes nothing, and the first block arrive exposed, once a
+  // step.
   EXPECT_GT(cost.least_exposed, 0);
   EXPECT_LT(cost.least_exposed, 30000);
   config.depth = 1;
@@ -113,7 +113,7 @@ TEST(OffloadCost, TheNextUnitComesAheadHoweverLargeAndTheKeysBoundTheRest) {
   config.stage = 3;
   OffloadSchedule model = schedule();
   for (OffloadUnit& unit : model.units) unit.moves = false;
-  model.visits[3].operations *= 20;  // long enough for the way of two units
+  model.visits[3].operations *= 20;  // long enough for the transfer of two units
   const auto exposed = [&](int depth, std::int64_t prefetch, std::int64_t live) {
     config.depth = depth;
     config.prefetch_elements = prefetch;
@@ -151,13 +151,14 @@ TEST(OffloadCost, KeptInputsGrowAsComputeDoes) {
   model.input_bytes = 64;
   Config config = configuration(OffloadTier::none);
   config.offload.activations = true;
-  // 64 s a token and block each way, behind 100 s forward: nothing is exposed, at any number of tokens.
+  // 64 s per token and block in each direction, behind 100 s of forward: nothing is exposed, for any number
+  // of tokens.
   const OffloadCost hidden = offload_cost(model, config, 40, slow_link());
   EXPECT_EQ(hidden.bytes.to_host, 64 * 40 * blocks);
   EXPECT_EQ(hidden.bytes.from_host, 64 * 40 * blocks);
   EXPECT_EQ(hidden.exposed, 0);
   EXPECT_EQ(hidden.break_even_tokens, 0);
-  // 150 s: half again as long as the forward, still hidden behind the backward.
+  // 150 s is half again as long as the forward, but still hidden by the backward.
   model.input_bytes = 150;
   EXPECT_NEAR(offload_cost(model, config, 1024, slow_link()).exposed, 50.0 * 1024 * blocks, 1);
 }

@@ -1,4 +1,4 @@
-// Steps of a pipeline, projected: a recorded rank of each stage, joined by messages.
+// Projections of pipeline steps: one recorded rank of each stage, joined by messages.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -39,7 +39,7 @@ using testing::HasSubstr;
 using tools::test::message_of;
 using tools::test::TemporaryFolder;
 
-/// Bytes pass at 1 GB/s, products compute at 1 GFLOP/s, and a gather of two ranks takes `seconds`.
+/// Bytes are transferred at 1 GB/s, GEMMs compute at 1 GFLOP/s, and a gather of two ranks takes `seconds`.
 Machine machine_with_link(double seconds) {
   Machine machine;
   machine.name = "round";
@@ -85,7 +85,7 @@ double seconds_of(const PlanRequest& plan, const Machine& machine) {
   return step_of(plan, machine).total();
 }
 
-/// What the executor of a rank asks for under a schedule with messages, whose passes take whole seconds.
+/// The work that a rank's executor requests under a schedule with messages, whose passes take whole seconds.
 std::shared_ptr<WorkRecorder> recorded(const PipelineSchedule& schedule, int rank,
                                        const pipeline::StageTimes& times) {
   const std::shared_ptr<WorkRecorder> recorder = WorkRecorder::make(true);
@@ -116,7 +116,7 @@ std::shared_ptr<WorkRecorder> recorded(const PipelineSchedule& schedule, int ran
     if (sends(action.kind)) {
       (void)message(WorkKind::send, peer_of(action));
     } else if (receives(action.kind)) {
-      // Receives are posted in the order in which the other rank sends.
+      // Receives are posted in the order of the other rank's sends.
       const int peer = peer_of(action);
       const std::vector<Action>& theirs = schedule.ranks[static_cast<std::size_t>(peer)];
       for (std::size_t& next = posted[static_cast<std::size_t>(peer)]; !received.contains(action); ++next) {
@@ -173,7 +173,7 @@ TEST(StepGraph, LengthsOfJoinedRanksAreThoseOfTheSchedules) {
           << named.name << " " << stages << ", uneven";
     }
   }
-  // Table of the issue: 4 stages, 8 micro-batches.
+  // A table of 4 stages and 8 micro-batches.
   const auto length = [](const char* name) {
     return simulated(with_messages(pipeline::generate(name, 4, 8)), pipeline::StageTimes::equal(4), 1e-9);
   };
@@ -187,15 +187,15 @@ TEST(StepGraph, MessagesTakeTheTimeOfTheLink) {
   const auto length = [&](const char* name, std::int64_t micro_batches, double message) {
     return simulated(with_messages(pipeline::generate(name, 2, micro_batches)), times, message);
   };
-  // One micro-batch passes both stages, and there is a message there and one back.
+  // One micro-batch passes through both stages, with one message in each direction.
   EXPECT_NEAR(length("1f1b", 1, 5), 6 + 2 * 5, 1e-6);
-  // A receive is posted when the stage needs it, so that each message of AFAB is waited for on the second
-  // stage, and each one back on the first.
+  // A receive is posted when the stage needs it. So with AFAB the second stage waits for each message, and
+  // the first one for each message back.
   for (const std::int64_t m : {2, 6}) {
     EXPECT_NEAR(length("afab", m, 0.5), 3.0 * static_cast<double>(m + 1) + 2 * 0.5 * static_cast<double>(m),
                 1e-5);
   }
-  // Where messages take longest, 1F1B has one on its way in each direction at once, and AFAB has not.
+  // If messages take longest, 1F1B has one in each direction at the same time, and AFAB does not.
   const double slow = 1e4;
   EXPECT_NEAR(length("afab", 6, slow), 2 * 6 * slow, 50);
   EXPECT_NEAR(length("1f1b", 6, slow), (6 + 1) * slow, 50);
@@ -228,10 +228,10 @@ TEST(ProjectedPipeline, OneMicroBatchPassesAllStages) {
   double of_stages = 0;
   for (int rank = 0; rank < 3; ++rank) of_stages += compute(3, rank);
   EXPECT_NEAR(of_stages, whole, 0.01 * whole) << "and gradients of the tied table are rounded twice";
-  // All but its own stage's passes is waiting.
+  // Everything except the passes of its own stage is waiting.
   const StepBreakdown step = step_of(pipeline_request(3, 1), fast);
   EXPECT_NEAR(step.exposed_message + step.compute, whole, 0.02 * whole);
-  // Two messages there and two back.
+  // Two messages in each direction.
   const double message = 0.25;
   const auto more = [&](int stages) {
     return step_of(pipeline_request(stages, 1), machine_with_link(message)).exposed_message -
@@ -254,7 +254,7 @@ TEST(ProjectedPipeline, MoreMicroBatchesCostWhatTheSlowestStageOrTheLinkTakes) {
   for (const char* schedule : {"1f1b", "afab", "zb-h1"}) {
     EXPECT_NEAR(of(6, schedule, fast) - of(4, schedule, fast), 2 * slowest, 0.05 * slowest) << schedule;
   }
-  // Where messages take longest, each micro-batch of 1F1B waits for one, and of AFAB for two.
+  // If messages take longest, each micro-batch of 1F1B waits for one, and of AFAB for two.
   const Machine slow = machine_with_link(10);
   EXPECT_NEAR(of(6, "1f1b", slow) - of(4, "1f1b", slow), 2 * 10, 0.1);
   EXPECT_NEAR(of(6, "afab", slow) - of(4, "afab", slow), 4 * 10, 0.1);
@@ -273,7 +273,7 @@ TEST(ProjectedPipeline, MoreMicroBatchesThanAreSimulatedAreThoseOfAFile) {
 }
 
 TEST(ProjectedPipeline, SchedulesDifferAsOnPaper) {
-  // Four stages of which none does much more than another: the order of the lengths is that of the table.
+  // Four stages with similar work: the order of the lengths is that of the table.
   const Machine machine = machine_with_link(1e-6);
   PlanRequest request = pipeline_request(4, 8);
   request.config.pipeline_cuts = PipelineCuts::balanced;
@@ -337,8 +337,7 @@ TEST(ScheduleChoices, AreOrderedByProjectedSecondsWhereThereAreSome) {
     return *std::find_if(choices.begin(), choices.end(),
                          [&](const ScheduleChoice& one) { return one.name == name; });
   };
-  // On paper they are equally long; with messages that take longer than all else AFAB waits for twice as
-  // many.
+  // The idealised lengths are equal; with messages that dominate AFAB waits for twice as many.
   EXPECT_NEAR(of("afab").length, of("1f1b").length, 1e-9);
   EXPECT_GT(*of("afab").seconds - *of("1f1b").seconds, 2.5 * 10);
   EXPECT_TRUE(

@@ -1,4 +1,4 @@
-// Plans against runs: every byte of every category, and every element sent.
+// Compares plans with runs: every byte of every category, and every element sent.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ struct Measured {
   OffloadTraffic offload;
 };
 
-/// The bytes that each rank of a real run of `request` holds and sends, in thread ranks.
+/// The bytes that each rank of a real run of `request` holds and sends, on thread ranks.
 std::vector<Measured> measure(const PlanRequest& request) {
   std::vector<Measured> all(static_cast<std::size_t>(request.ranks));
   run_thread_ranks(request.ranks, [&](int rank, const CommunicatorFactory& factory) {
@@ -56,7 +56,7 @@ std::vector<Measured> measure(const PlanRequest& request) {
     const std::vector<std::int64_t> samples(static_cast<std::size_t>(shape.micro_batch), 0);
     const std::vector<std::int32_t> places(tokens.size(), 0);
     const auto lengths = static_cast<std::int64_t>(std::max<std::size_t>(request.lengths.size(), 1));
-    // Other data ranks than that of the planned one begin elsewhere in the round.
+    // Data ranks other than the planned one begin at another length of the round.
     const Mesh& mesh = runtime.mesh();
     const int data_rank = mesh.data_rank(rank);
     auto next = static_cast<std::size_t>(mesh.data_rank(request.rank) == data_rank ? 0 : data_rank);
@@ -102,7 +102,7 @@ std::vector<Measured> measure(const PlanRequest& request) {
   return all;
 }
 
-/// A draw of everything that memory depends on.
+/// Draws everything on which memory depends.
 PlanRequest draw(std::uint64_t number) {
   const RandomKey key{97, RandomPurpose::test, 5};
   std::uint64_t counter = number * 64;
@@ -138,7 +138,7 @@ PlanRequest draw(std::uint64_t number) {
       std::array{DataType::float32, DataType::bfloat16, DataType::block8}[static_cast<std::size_t>(pick(3))];
   config.loss_scaling = precision.compute == DataType::float16;
   if (pick(4) == 0) config.optimizer.type = "SGD";
-  if (config.optimizer.type == "SGD") precision.moments = DataType::float32;  // refused otherwise
+  if (config.optimizer.type == "SGD") precision.moments = DataType::float32;  // otherwise it is refused
   config.activation_checkpointing = pick(2) == 0;
   config.checkpoint_every = 1 + pick(3);
   config.vocabulary_chunk = pick(2) == 0 ? 0 : 7 + pick(40);
@@ -163,7 +163,7 @@ PlanRequest draw(std::uint64_t number) {
   offload.tile_buffers = 3 + pick(3);
   offload.parameter_buffers = 2 + pick(3);
   offload.nvme_path = std::filesystem::temp_directory_path().string();
-  // A third of the draws have copies of the state, where the ranks divide.
+  // A third of the draws have replicas of the state, if the number of ranks is divisible.
   const int shards = 1 + pick(4);
   if (pick(3) == 0 && request.ranks > 1 && request.ranks % shards == 0) {
     config.mesh = (pick(2) == 0 ? "replicate=*, shard=" : "shard=") + std::to_string(shards);
@@ -204,8 +204,8 @@ void expect_plan_is_measured(std::uint64_t number, const PlanRequest& request, c
     EXPECT_EQ(planned.at_peak.bytes, measured.at_peak.bytes) << line;
     EXPECT_EQ(planned.peak_phase, measured.peak_phase) << line;
   }
-  // A report has the maximum over ranks, which are alike unless they begin at different lengths, some own
-  // matrices that they update whole, or they have different parts of the model.
+  // A report has the maximum over ranks. Ranks are equal unless they begin at different lengths, own matrices
+  // that they update whole, or have different parts of the model.
   const bool whole = find_rule(request.config.optimizer.type)->rule->whole_matrices;
   const Mesh mesh = request.config.mesh_of(request.ranks);
   const bool alike = mesh.size(MeshAxis::pipeline) == 1 && mesh.size(MeshAxis::tensor) == 1;
@@ -220,7 +220,7 @@ void expect_plan_is_measured(std::uint64_t number, const PlanRequest& request, c
   expect_equal(plan.data, traffic, line);
   expect_equal(plan.control, traffic["control"], line);
   EXPECT_EQ(plan.formula_elements, run.formula) << line;
-  // The formula of layers' messages is of whole sequences.
+  // The formula of layers' messages is for whole sequences.
   const bool formula_holds =
       request.lengths.empty() || mesh.ranks() == mesh.size(MeshAxis::replicate) * mesh.size(MeshAxis::shard);
   std::int64_t bytes = 0;
@@ -228,7 +228,7 @@ void expect_plan_is_measured(std::uint64_t number, const PlanRequest& request, c
   if (formula_holds) {
     EXPECT_EQ(traffic["formula_bytes"], bytes) << line;
   }
-  // Along each axis the plan counts what the run sends, and both are the formula.
+  // On each axis the plan's count equals the run's, and both equal the formula.
   std::size_t axes = 0;
   for (const json& sent : traffic["by_axis"]) {
     ++axes;
@@ -247,9 +247,8 @@ void expect_plan_is_measured(std::uint64_t number, const PlanRequest& request, c
   EXPECT_EQ(plan.offload_bytes.from_host, run.offload.from_host) << line;
   EXPECT_EQ(plan.offload_bytes.nvme_read, run.offload.nvme_read) << line;
   EXPECT_EQ(plan.offload_bytes.nvme_written, run.offload.nvme_written) << line;
-  // A plan's seconds are of the same bytes; the disk's are rounded up, tensor by tensor and tile by
-  // tile.
-  // They are of the whole sequence, and leave messages of matrices out.
+  // A plan's seconds are for the same bytes. The disk's bytes are rounded up, tensor by tensor and tile by
+  // tile; seconds are for the whole sequence and leave out messages of matrices.
   if (request.lengths.empty() && !whole) {
     EXPECT_EQ(plan.offload.bytes.to_host, run.offload.to_host) << line;
     EXPECT_EQ(plan.offload.bytes.from_host, run.offload.from_host) << line;
@@ -270,7 +269,7 @@ void expect_plans_are_measured(const tranche::test::Sweep& cases) {
   }
 }
 
-/// Another model for the draw, which takes documents; and lengths in turn.
+/// Changes the draw to a model that supports documents, with alternating lengths.
 PlanRequest draw_lengths(std::uint64_t number) {
   const RandomKey key{97, RandomPurpose::test, 6};
   std::uint64_t counter = number * 64;
@@ -292,7 +291,7 @@ PlanRequest draw_lengths(std::uint64_t number) {
   return request;
 }
 
-/// The draw on a mesh with a pipeline, without what that refuses.
+/// Changes the draw to a mesh with a pipeline, without settings that it refuses.
 PlanRequest draw_stages(std::uint64_t number) {
   const RandomKey key{97, RandomPurpose::test, 7};
   std::uint64_t counter = number * 64;
@@ -336,7 +335,7 @@ TEST(PlanIsMeasured, EveryRankOfAPipeline) {
   }
 }
 
-/// The draw on a mesh with the axis tensor, without what that refuses.
+/// Changes the draw to a mesh with the axis tensor, without settings that it refuses.
 PlanRequest draw_parts(std::uint64_t number, std::int64_t positions = 9) {
   const RandomKey key{97, RandomPurpose::test, 13};
   std::uint64_t counter = number * 64;
@@ -409,7 +408,7 @@ PlanRequest draw_parts(std::uint64_t number, std::int64_t positions = 9) {
     config.quantized_gradients = pick(4) == 0;
     config.quantized_weights = pick(4) == 0;
   }
-  // The noise needs gradients that are told apart.
+  // The noise needs several gradients that are not added.
   config.gradient_noise_scale =
       stages == 1 && pick(2) == 0 &&
       (shards * replicas > 1 ||
@@ -417,7 +416,7 @@ PlanRequest draw_parts(std::uint64_t number, std::int64_t positions = 9) {
   return request;
 }
 
-/// The draw on a mesh with the axis context, with the axis tensor or without it.
+/// Changes the draw to a mesh with the axis context, with or without the axis tensor.
 PlanRequest draw_sequences(std::uint64_t number) {
   const RandomKey key{97, RandomPurpose::test, 16};
   std::uint64_t counter = number * 64;
@@ -432,7 +431,7 @@ PlanRequest draw_sequences(std::uint64_t number) {
   };
   while (ranks_of() > 8) request = draw_parts(++other, 24);
   Config& config = request.config;
-  config.gradient_noise_scale = false;  // refused: a rank has a part of each sample's gradient alone
+  config.gradient_noise_scale = false;  // refused, because a rank has only a part of each sample's gradient
   const std::string tensor = "tensor=" + std::to_string(config.mesh_of(request.ranks).size(MeshAxis::tensor));
   request.ranks = ranks_of();
   if (!cut) config.mesh.replace(config.mesh.find(tensor), tensor.size(), "tensor=1");
@@ -456,7 +455,8 @@ PlanRequest draw_sequences(std::uint64_t number) {
   return request;
 }
 
-/// The draw on a mesh with a pipeline under any schedule, with several chunks on a rank where it has them.
+/// Changes the draw to a mesh with a pipeline and any schedule, with several chunks per rank if the schedule
+/// has them.
 PlanRequest draw_schedule(std::uint64_t number) {
   const RandomKey key{97, RandomPurpose::test, 11};
   std::uint64_t counter = number * 64;
@@ -596,7 +596,7 @@ TEST(PlanIsMeasured, EveryRankOfCutLayersUnderEverySchedule) {
   }
 }
 
-// Lengths that alternate, and the places of documents: the ledger after as many rounds is the plan.
+// Alternating lengths, and buffers of documents: the ledger after as many rounds equals the plan.
 TEST(PlanIsMeasured, LengthsInTurnAndDocuments) {
   for (const std::uint64_t number : tranche::test::rounds(tranche::test::sweep({0, 25}))) {
     expect_plan_is_measured(number, draw_lengths(number));
@@ -620,7 +620,7 @@ TEST(PlanIsMeasured, DocumentsTakeEightBytesATokenAndLengthsAreChecked) {
               testing::HasSubstr("a length of 10 is planned, which is not in 1..9, the sequence"));
 }
 
-/// Any rule, in any format of its states and masters. An axis of either is a line here.
+/// Draws any rule with any format of its states and master weights. A new format is one line here.
 PlanRequest draw_rule(std::uint64_t number) {
   const RandomKey key{97, RandomPurpose::test, 7};
   std::uint64_t counter = number * 64;
@@ -630,7 +630,7 @@ PlanRequest draw_rule(std::uint64_t number) {
   const std::vector<RuleType>& types = rule_types();
   const RuleType& type = types[pick(types.size())];
   config.optimizer = {std::string(type.name), 1e-3, {}};
-  for (const RuleOption& option : type.rule->options) {  // those that add states
+  for (const RuleOption& option : type.rule->options) {  // options that add states
     if (option.name == "momentum" || option.name == "amsgrad" || option.name == "centered") {
       if (pick(2) == 0)
         config.optimizer.parameters[std::string(option.name)] = option.name == "momentum" ? 0.5 : 1.0;
@@ -697,7 +697,7 @@ TEST_P(PlanOfARuleSlow, IsMeasuredToTheByte) {
 }
 INSTANTIATE_TEST_SUITE_P(Draws, PlanOfARuleSlow, testing::Values(0, 1, 2));
 
-// 200 draws, 150 of them slow, in parts that ctest and people can run apart.
+// 200 draws, 150 of them slow, in parts that can run separately.
 TEST(PlanIsMeasured, ToTheByte) {
   const auto cases = tranche::test::sweep({0, 50});
   tranche::test::AxesMet axes;
@@ -741,7 +741,7 @@ TEST_P(PlanIsMeasuredSlow, ToTheByte) {
 }
 INSTANTIATE_TEST_SUITE_P(Draws, PlanIsMeasuredSlow, testing::Values(1, 2, 3));
 
-// The same through the program: the report of a run and the plan of its flags.
+// The same through the program: compares the report of a run with the plan of its flags.
 TEST(PlanOfTheProgram, EqualsTheReport) {
   const tools::test::TemporaryFolder folder;
   const std::vector<std::vector<std::string>> drawn{

@@ -1,4 +1,4 @@
-// Plans of copies of a model: bytes by axis of the mesh and to other nodes, the search, the cost of a step.
+// Plans of replicas of a model: bytes by axis of the mesh and to other nodes, the search, the cost of a step.
 
 #include <gmock/gmock.h>
 
@@ -66,7 +66,7 @@ TEST(PlanOfAMesh, TellsWhatGoesAlongEachAxis) {
     }
     return std::int64_t{0};
   };
-  // Copies lie in a node each: to the other one go their sums alone.
+  // Each node has a replica, so only sums are sent to the other node.
   json plan = json::parse(plan_on("replicate=2, shard=*", {"--json"}));
   EXPECT_EQ(plan["mesh"], "replicate=2, shard=4");
   EXPECT_EQ(plan["coordinate"], (json{{"replicate", 1}, {"shard", 1}}));
@@ -77,13 +77,13 @@ TEST(PlanOfAMesh, TellsWhatGoesAlongEachAxis) {
   EXPECT_EQ(plan["traffic_total"]["bytes"],
             along(plan, "shard", "bytes") + along(plan, "replicate", "bytes"));
   EXPECT_EQ(along(plan, "shard", "formula_bytes"), along(plan, "shard", "bytes"));
-  // Copies side by side: two of a rank's three peers on the axis of shards are in the other node.
+  // Ranks of the replicas alternate: two of a rank's three peers on the axis of shards are on the other node.
   plan = json::parse(plan_on("shard=4, replicate=2", {"--json", "--set", "tranche.collectives=messages"}));
   EXPECT_EQ(plan["coordinate"], (json{{"replicate", 1}, {"shard", 2}}));
   EXPECT_EQ(plan["bytes_to_other_nodes"]["bytes"], along(plan, "shard", "bytes") / 3 * 2);
   EXPECT_EQ(plan["bytes_to_other_nodes"]["exact"], true);
   plan = json::parse(plan_on("shard=4, replicate=2", {"--json"}));
-  // Two of a node's ranks share a copy: what they gather, and a sum of the two, cross once.
+  // Two of a node's ranks share a replica: their gathers and their common sum cross once.
   EXPECT_LT(plan["bytes_to_other_nodes"]["bytes"], along(plan, "shard", "bytes") / 3 * 2);
   EXPECT_EQ(plan["bytes_to_other_nodes"]["exact"], true);
   EXPECT_THAT(
@@ -97,8 +97,8 @@ TEST(PlanOfAMesh, TellsWhatGoesAlongEachAxis) {
 }
 
 TEST(PlanOfAMesh, ANodeSendsWhatTheGuideSays) {
-  // The table of docs/guides/mesh.md, for two nodes of two ranks: bytes of a parameter, of which half leave
-  // the node.
+  // The table in docs/guides/mesh.md for two nodes of two ranks: bytes per parameter, half of which leave the
+  // node.
   const std::vector<std::string> copies{"--mesh", "replicate=2, shard=2"};
   const auto with = [&](const std::string& key) {
     std::vector<std::string> flags = copies;
@@ -121,7 +121,7 @@ TEST(PlanOfAMesh, ANodeSendsWhatTheGuideSays) {
       ASSERT_EQ(result.status, 0) << result.errors;
       const json plan = json::parse(result.out);
       const double parameters = plan["model"]["parameters"];
-      // Padding, and units so small that their collectives go by messages.
+      // The rest is padding, and small units whose collectives use messages.
       EXPECT_NEAR(plan["bytes_to_other_nodes"]["node_bytes"].get<double>() / (parameters / 2), law,
                   0.01 * law)
           << fmt::format("{} at accumulation {}", fmt::join(flags, " "), accumulate);
@@ -150,7 +150,8 @@ TEST(PlanOfAMesh, CostsTheGroupsStepAndTheSumsOverReplicas) {
   request.config.mesh = "";
   const double one_copy = step_cost(request, {}).exposed;
   EXPECT_GT(copies, one_copy) << "their sums over replicas";
-  // Half of a quarter of the elements goes to the other copy: fp32 sums, and the fp32 main gradient back.
+  // Half of a quarter of the elements is sent to the other replica: fp32 sums, and the fp32 main gradient
+  // back.
   const PlanResult plan = plan_run(request);
   const double sent = static_cast<double>(plan.padded_elements) / 4 / 2 * 8;
   EXPECT_NEAR(copies - one_copy, sent / CostModel().network, 0.02 * sent / CostModel().network)
@@ -159,7 +160,7 @@ TEST(PlanOfAMesh, CostsTheGroupsStepAndTheSumsOverReplicas) {
 }
 
 TEST(PlanOfAMesh, PadsAsTheEngineDoes) {
-  // In stage 3 a rank keeps its shard of every buffer and nothing else of the weights.
+  // In stage 3 a rank keeps its shard of every buffer, and no other weights.
   struct Case {
     const char* what;
     std::function<void(Config&)> set;
@@ -226,7 +227,7 @@ TEST(PlanOfAMesh, HasAStagingBufferForEachGroupOnGpus) {
   EXPECT_EQ(staged("tensor=4"), 4 * (3 << 20)) << "two ranks each share a head of keys and values";
 }
 
-// The ranks of a stage in all replicas, among which matrices have owners, are a group of the engine's own.
+// The ranks of a stage in all replicas, which own matrices, are a group of the engine's own.
 TEST(PlanOfAMesh, HasAStagingBufferForTheOwnersOfMatricesOnGpus) {
   PlanRequest request = gpt_on(8);
   request.model.language = std::make_shared<models::Gpt>(four_heads());
@@ -261,8 +262,8 @@ TEST(PlanOfAMesh, TellsWhatLayersSendBetweenNodes) {
               testing::Not(testing::Contains(HasSubstr("ranks of tensor are on several nodes"))));
   const auto between = [&](const char* mesh, std::int64_t ranks, std::int64_t elsewhere) {
     const models::GptConfig model = models::GptConfig::preset("gpt-mini");
-    // To each other rank: messages of a rank's rows (10 a block, 2 each of embedding and head), and 3 numbers
-    // a token.
+    // To each other rank: messages of a rank's rows (10 per block, 2 each for embedding and head), and 3
+    // numbers per token.
     const std::int64_t to_each =
         (10 * model.layers + 4) * 128 / ranks * model.width * size_of(request.config.precision.compute) +
         3 * 128 * 4;
@@ -282,14 +283,14 @@ TEST(PlanOfAMesh, TellsWhatLayersSendBetweenNodes) {
           "tranche.mesh \"context=4\": ranks of context are on several nodes: layers wait for {} that "
           "a rank sends the others a step, of which {} go to other nodes",
           format_bytes(3 * to_each), format_bytes(2 * to_each))));
-  request.ranks_per_node = 3;  // ranks 0 and 1 are on one node, and ranks 2 and 3 are not
+  request.ranks_per_node = 3;  // ranks 0 and 1 are on one node, ranks 2 and 3 are not
   EXPECT_THAT(notes("shard=2, tensor=2"), testing::Contains(between("shard=2, tensor=2", 2, 1)));
 }
 
 TEST(PlanOfAMesh, SearchesForAllRanksOfTheAxisTensor) {
   PlanRequest request = gpt_on(2);
   models::GptConfig model = models::GptConfig::preset("gpt-mini");
-  model.vocabulary = 8193;  // the second rank has a token more than the first
+  model.vocabulary = 8193;  // the second rank has one token more than the first
   request.model.language = std::make_shared<models::Gpt>(model);
   request.config.micro_batch_size = 4;
   request.config.mesh = "tensor=2";
@@ -313,7 +314,7 @@ TEST(PlanOfAMesh, SearchesForAllRanksOfTheAxisTensor) {
     fit.budget = peak(result.config, 1) - 1;
   }
 
-  // Ranks of tensor share the operations, and wait for the rows that the others send.
+  // Ranks of tensor share the operations, and wait for rows of other ranks.
   CostModel rates;
   rates.network = 1e9;
   const StepCost cut = step_cost(request, rates);

@@ -1,4 +1,4 @@
-// The table of the ZeRO paper, and plans of models that no machine of ours could hold.
+// Compares with the table of the ZeRO paper, and plans models that exceed every machine of ours.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 struct Paper {
   double parameters;  ///< billions
-  const char* units;  ///< so many parameters to the last one
+  const char* units;  ///< number of parameters up to the last one
   int ranks[6] = {1, 4, 16, 64, 256, 1024};
   double sharded[3][6];  ///< GB: Pos, Pos+g, Pos+g+p
 };
@@ -51,7 +51,7 @@ TEST(ZeroPaper, Table1) {
         request.model = model;
         request.ranks = paper.ranks[column];
         request.config.stage =
-            level + 1;  // the usual policies: boundary for stage 1, micro_batch for 2 and 3
+            level + 1;  // the default policies: boundary for stage 1, micro_batch for 2 and 3
         request.config.precision.accumulation = DataType::bfloat16;
         const PlanResult plan = plan_run(request);
         const double n = request.ranks,
@@ -63,11 +63,12 @@ TEST(ZeroPaper, Table1) {
         const std::string where = std::to_string(paper.parameters) + "B, stage " + std::to_string(level + 1) +
                                   ", " + std::to_string(request.ranks) + " ranks";
         EXPECT_NEAR(held / 1e9, formula, 1e-3 * formula) << where;
-        // The paper rounds some of its figures and cuts others: within one of the last digit it prints.
+        // The paper rounds some of its figures and truncates others, so the bound is one unit of the last
+        // printed digit.
         const double printed = paper.sharded[level][column];
         const double digit = printed >= 100 || printed == std::floor(printed) ? 1 : printed >= 2 ? 0.1 : 0.01;
         EXPECT_NEAR(held / 1e9, printed, digit) << where;
-        // Allocated is what is counted.
+        // Allocated bytes equal counted bytes.
         const CategoryBytes& always = plan.tier(Tier::device).persistent;
         EXPECT_EQ(always[Category::parameters], plan.state.parameters) << where;
         EXPECT_EQ(always[Category::gradients], plan.state.gradients) << where;
@@ -78,7 +79,7 @@ TEST(ZeroPaper, Table1) {
   }
 }
 
-/// The most that this process has held so far, in KiB.
+/// The peak of this process's memory so far, in KiB.
 [[maybe_unused]] std::int64_t peak_resident() {  // sanitizers hold their own
   std::ifstream status("/proc/self/status");
   for (std::string word; status >> word;) {
@@ -110,7 +111,7 @@ TEST(Plan, OfATrillionParametersTakesSecondsAndLittleMemory) {
     request.config.activation_checkpointing = true;
     const PlanResult plan = plan_run(request);
     peaks[at++] = plan.tier(Tier::device).peak;
-    // A third of a second on a core that nobody else uses; sanitizers and busy machines take many times that.
+    // It takes a third of a second on an idle core; sanitizers and busy machines take many times that.
     EXPECT_LT(clock.seconds(), 60) << ranks;
     if (ranks == 1) continue;
     EXPECT_EQ(plan.formula_elements,
@@ -119,7 +120,7 @@ TEST(Plan, OfATrillionParametersTakesSecondsAndLittleMemory) {
   EXPECT_GT(peaks[0], peaks[1]);
   EXPECT_GT(peaks[1], peaks[2]);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-  // 230 MiB of it are the libraries that the program is linked with.
+  // 230 MiB of it are the program's libraries.
   EXPECT_LT(peak_resident(), 400 * 1024);
 #endif
 }
@@ -132,7 +133,7 @@ TEST(Plan, ManyUnitsAndRanksTakeLittleToo) {
   request.config.stage = 1;
   const detail::Stopwatch clock;
   const PlanResult plan = plan_run(request);
-  EXPECT_EQ(plan.state.parameters, std::int64_t{3000} * 65536 * 256 * 2);  // the least shard of each unit
+  EXPECT_EQ(plan.state.parameters, std::int64_t{3000} * 65536 * 256 * 2);  // the smallest shard of each unit
   EXPECT_LT(clock.seconds(), 60);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   EXPECT_LT(peak_resident(), 400 * 1024);

@@ -1,4 +1,4 @@
-// tranche plan: lists of units, the search, what it prints, what it refuses.
+// tranche plan: lists of units, the search, output, and refusals.
 
 #include <gmock/gmock.h>
 
@@ -102,8 +102,8 @@ TEST(UnitList, GathersAndReducesAsUnitsAreUsed) {
   request.config.stage = 3;
   request.config.accumulation_steps = 2;
   const PlanResult plan = plan_run(request);
-  // Half of every unit is another rank's. The blocks are gathered forward and backward, the tied unit once
-  // more.
+  // Half of every unit belongs to another rank. The blocks are gathered forward and backward, the tied unit
+  // once more.
   EXPECT_EQ(plan.data.at("all_gather").elements, 2 * (3 * 512 + 2 * 2 * 1024) / 2);
   EXPECT_EQ(plan.data.at("reduce_scatter").elements, 2 * (512 + 2 * 1024) / 2);
   EXPECT_EQ(plan.formula_elements,
@@ -138,7 +138,7 @@ TEST(Plan, EveryRankHoldsTheSame) {
 TEST(Plan, ExchangeBuffersGrowWithTheRanksUnlessGiven) {
   EXPECT_EQ(parse_config("{}", 1).staging_bytes, 8 << 20);
   EXPECT_EQ(parse_config("{}", 4096).staging_bytes, 8 << 20);
-  EXPECT_EQ(parse_config("{}", 65536).staging_bytes, 128 << 20);  // 2 x 1 KiB of each peer
+  EXPECT_EQ(parse_config("{}", 65536).staging_bytes, 128 << 20);  // 2 x 1 KiB for each peer
   EXPECT_EQ(parse_config(R"({"tranche": {"communication_slab": "1MiB"}})", 65536).staging_bytes, 1 << 20);
 }
 
@@ -156,12 +156,12 @@ TEST(Plan, GpusTakeHostMemoryToo) {
   EXPECT_EQ(plan_run(request).tier(Tier::host).peak, 0);
   request.device = DeviceKind::cuda;
   const PlanResult plan = plan_run(request);
-  // Two places for a micro-batch of 128 tokens and targets, and the staging buffer.
+  // Two buffers for a micro-batch of 128 tokens and targets, and the staging buffer.
   EXPECT_EQ(plan.tier(Tier::host).peak, 2 * 2 * 128 * 4 + (8 << 20));
 }
 
 TEST(Plan, NamesTheCheaperStage) {
-  // One large unit: stage 3 has to hold all of it once more.
+  // One large unit: stage 3 has to hold all of it again.
   PlanRequest request;
   request.model = parse_unit_list(R"({"units": [{"name": "whole", "tensors": {"w": [1000, 1000]}}]})", "one");
   request.ranks = 2;
@@ -171,7 +171,7 @@ TEST(Plan, NamesTheCheaperStage) {
 }
 
 TEST(Plan, TheNextUnitIsGatheredAheadWhateverThePrefetchBucket) {
-  // 6.7 billion parameters, of which a block is 201 million, above what the key's default would let ahead.
+  // 6.7 billion parameters. A block has 201 million, more than the default of the key allows to prefetch.
   PlanRequest request;
   request.model.name = "6.7B";
   request.model.language = std::make_shared<models::Gpt>(
@@ -181,7 +181,7 @@ TEST(Plan, TheNextUnitIsGatheredAheadWhateverThePrefetchBucket) {
   request.config.stage = 3;
   for (const std::int64_t prefetch : {50'000'000, 12'000'000, 0}) {
     request.config.prefetch_elements = prefetch;
-    // Two blocks in bf16, but for small tensors and padding.
+    // Two blocks in bf16, except small tensors and padding.
     EXPECT_NEAR(static_cast<double>(plan_run(request).tier(Tier::device).category_peak[Category::gathered]),
                 2 * 2 * 12 * 4096.0 * 4096.0, 1e6);
   }
@@ -209,7 +209,7 @@ TEST(StepCost, FollowsItsFormulas) {
   request.ranks = 2;
   request.config.accumulation_steps = 4;
   request.config.overlap = false;
-  const CostModel rates{1e3, 1e3};  // a byte and an operation take a millisecond
+  const CostModel rates{1e3, 1e3};  // a byte and an operation take a millisecond each
   const auto cost = [&](int stage, ReductionPolicy policy, bool overlap = false) {
     request.config.stage = stage;
     request.config.reduction = policy;
@@ -217,7 +217,7 @@ TEST(StepCost, FollowsItsFormulas) {
     return step_cost(request, rates);
   };
   constexpr auto boundary = ReductionPolicy::boundary, micro_batch = ReductionPolicy::micro_batch;
-  // Half of 1024 elements travels: 1.024 s in bf16, 2.048 s in fp32.
+  // Half of 1024 elements is sent: 1.024 s in bf16, 2.048 s in fp32.
   EXPECT_DOUBLE_EQ(cost(0, boundary).compute, 12);
   EXPECT_DOUBLE_EQ(cost(0, boundary).exposed, 1.024 + 2.048);
   EXPECT_DOUBLE_EQ(cost(0, micro_batch).exposed, 4 * 1.024 + 2.048);
@@ -225,7 +225,7 @@ TEST(StepCost, FollowsItsFormulas) {
   EXPECT_DOUBLE_EQ(cost(2, micro_batch).exposed, 5 * 1.024);
   EXPECT_DOUBLE_EQ(cost(3, micro_batch).exposed, 12 * 1.024);
   EXPECT_DOUBLE_EQ(cost(3, boundary).exposed, 9 * 1.024);
-  // A micro-batch computes 1 s forward and 2 s backward. Stage 0: 3.072 s behind the last backward.
+  // A micro-batch computes 1 s forward and 2 s backward. Stage 0: 3.072 s after the last backward.
   EXPECT_DOUBLE_EQ(cost(0, boundary, true).exposed, 3.072 - 2);
   EXPECT_DOUBLE_EQ(cost(1, boundary, true).exposed, 1.024 - 1);
   EXPECT_NEAR(cost(3, micro_batch, true).exposed, 4 * (3.072 - 3), 1e-12);
@@ -240,7 +240,7 @@ TEST(StepCost, CountsWhatIsComputedAgainAsTheKernelsDo) {
   request.config.activation_checkpointing = true;
   const double again = plan_run(request).work.floating_point_operations - kept;
   const double estimated = step_cost(request, {1, 1}).recompute;
-  // The formula has products alone, not norms and activations; and backward computes one product less.
+  // The formula counts only GEMMs, no norms and activations; backward computes one GEMM less.
   EXPECT_NEAR(estimated, again, 0.1 * again);
 }
 
@@ -273,7 +273,7 @@ TEST(Fit, TheChosenFitsAndWhatIsCheaperDoesNot) {
       }
       EXPECT_EQ(trial.micro_batch * trial.accumulation, 16) << "the global batch is kept";
     }
-    // The configuration that is written gives the plan that was promised.
+    // The written configuration gives the same plan.
     PlanRequest again = request.plan;
     again.config = parse_config(result.config.to_json(), 4);
     EXPECT_EQ(plan_run(again).memory, result.plan.memory);
@@ -297,7 +297,8 @@ TEST(Fit, SmallBudgetsBringHigherStagesAndCheckpointing) {
 
 TEST(Fit, ChoosesAndEndsByTheSecondsThatItIsGiven) {
   FitRequest request = small_fit(4, std::int64_t{4} << 30);
-  // The formula has every configuration that computes again for dearer, and ends with the first that fits.
+  // The formula considers every configuration with recomputation more expensive, and ends with the first that
+  // fits.
   request.seconds = [](const PlanRequest& candidate) {
     StepCost cost;
     cost.compute = candidate.config.activation_checkpointing ? 1 : 2;
@@ -375,7 +376,7 @@ TEST(Fit, StateLeavesTheDeviceWhereNothingElseFits) {
   EXPECT_THAT(fit_text(request, result),
               AllOf(HasSubstr("cpu/none"), HasSubstr("updates 0.85 G parameters/s there"),
                     HasSubstr("offloaded: optimizer cpu"), Not(HasSubstr("nvme"))));
-  // Without the host memory for it nothing fits; the disk does, once there is one.
+  // Without host memory for it nothing fits; with a disk it does.
   const auto host_memory = [](std::int64_t bytes) {
     return HostMemory{.source = HostMemory::Source::configuration, .bytes = bytes};
   };
@@ -518,7 +519,7 @@ TEST(PlanCommand, SaysWhatOffloadMovesAndWhenItIsHidden) {
                                            plan["offload_bytes"]["from_host"].get<std::int64_t>());
   EXPECT_EQ(offload["cost_model"]["host_update_parameters_per_second"], 2e9);
   EXPECT_GT(offload["break_even_tokens_per_step"], 0.0);
-  // Twice the link, half the tokens: gpt-mini's updates are not what is slowest.
+  // With twice the link speed half of the tokens suffice, because gpt-mini's updates are not the bottleneck.
   const json faster =
       json::parse(tools::test::run(plan_of({"--offload-optimizer", "cpu", "--host-link", "2GB",
                                             "--host-update", "20G", "--flops", "1T", "--json"}))
@@ -578,10 +579,10 @@ TEST(PlanCommand, WritesTheConfigurationThatFits) {
   const ProgramResult again = tools::test::run(
       {"plan", "--model", "gpt-mini", "--config", file, "--ranks", "4", "--device-memory", "60MiB"});
   EXPECT_EQ(again.status, 0) << again.out;
-  // A training's schedule ends where the training does, not where the plan did.
+  // A training's schedule ends with the training, not at the step that the plan assumed.
   std::ifstream written(file);
   EXPECT_EQ(json::parse(written)["tranche"]["total_steps"], 0);
-  // Nothing is written when nothing fits.
+  // Nothing is written if nothing fits.
   const std::string none = folder.path("none.json");
   EXPECT_EQ(tools::test::run(plan_of({"--fit", "2MiB", "--write", none})).status, 3);
   EXPECT_FALSE(std::filesystem::exists(none));

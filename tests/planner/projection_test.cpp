@@ -45,7 +45,7 @@ PlanRequest request_of(int ranks, int stage, bool overlap) {
   return request;
 }
 
-/// Round figures: products at 1 GFLOP/s, other kernels at 1 GB/s, collectives at `gather` seconds.
+/// Round figures: GEMMs at 1 GFLOP/s, other kernels at 1 GB/s, collectives of `collective` seconds.
 Machine machine_of(double collective) {
   Machine machine;
   machine.name = "round";
@@ -70,7 +70,7 @@ Projection projected(const PlanRequest& plan, const Machine& machine) {
   return project({plan, machine, std::nullopt, 0});
 }
 
-/// Index of the n-th work of this kind and unit from `begin` on; -1: none.
+/// The index of the n-th work of this kind and unit from `begin` on; -1 if there is none.
 int find(const WorkRecorder& recorder, WorkKind kind, const std::string& name, const std::string& detail,
          int begin = 0) {
   for (int i = begin; i < static_cast<int>(recorder.work().size()); ++i) {
@@ -80,7 +80,7 @@ int find(const WorkRecorder& recorder, WorkKind kind, const std::string& name, c
   return -1;
 }
 
-/// True when work `later` waits for `earlier`, however far.
+/// True if work `later` waits for `earlier`, directly or indirectly.
 bool behind(const WorkRecorder& recorder, int later, int earlier) {
   std::vector<int> open{later};
   std::vector<bool> seen(recorder.work().size(), false);
@@ -103,8 +103,7 @@ TEST(RecordedSteps, StageThreeGathersAheadOfWhatComputes) {
   const int second = find(*recorder, WorkKind::collective, "all_gather", "h.2", begin);
   ASSERT_GE(first, 0);
   ASSERT_GE(second, 0);
-  // The kernel that needs h.1 comes behind its gather; the gather of h.2 was issued before, and waits for
-  // neither.
+  // The kernel that needs h.1 follows its gather. The gather of h.2 was issued before and waits for neither.
   int user = first;
   while (!(recorder->work()[static_cast<std::size_t>(user)].kind == WorkKind::kernel &&
            behind(*recorder, user, first))) {
@@ -121,7 +120,7 @@ TEST(RecordedSteps, WithoutOverlapTheHostWaitsForEveryCollective) {
   for (int i = begin; i < static_cast<int>(recorder->work().size()); ++i) {
     if (recorder->work()[static_cast<std::size_t>(i)].kind != WorkKind::collective) continue;
     ++collectives;
-    // All work that is issued next, on any lane, is behind it.
+    // All work that is issued next, on any lane, follows it.
     ASSERT_LT(i + 1, static_cast<int>(recorder->work().size()));
     EXPECT_TRUE(behind(*recorder, i + 2, i)) << recorder->work()[static_cast<std::size_t>(i)].name;
   }
@@ -167,7 +166,7 @@ TEST(Projected, PartsAddUpToTheStep) {
 
 TEST(Projected, SlowCollectivesAreExposedAndOverlapHidesFastOnes) {
   const Projection slow = projected(request_of(2, 3, true), machine_of(0.1));
-  // Five units gathered twice, reduced once, of which little hides behind milliseconds of compute.
+  // Five units are gathered twice and reduced once; milliseconds of compute hide little of that.
   EXPECT_GT(slow.step.exposed_gather + slow.step.exposed_reduce, 0.9 * 15 * 0.1);
   EXPECT_LT(slow.efficiency, 0.2);
   const Projection fast = projected(request_of(2, 3, true), machine_of(1e-4));
@@ -209,10 +208,11 @@ TEST(Projected, BetweenNodesTheNetworkIsShared) {
   const LinkRate network{1e9, 1e-5};
   const double gather = collective_seconds(machine, network, "all_gather", 4, 2, 2, 1e6);
   EXPECT_NEAR(gather, 1e-3 + 1e-5 + 0.5e6 / 1e9, 1e-7);
-  // Partial sums of the two on a node are fp32.
+  // Partial sums of the two ranks on a node are fp32.
   const double reduce = collective_seconds(machine, network, "reduce_scatter", 4, 2, 2, 1e6);
   EXPECT_NEAR(reduce, 1e-3 + 1e-5 + 2 * 0.5e6 / 1e9, 1e-7);
-  // GPUs send what they have: four of a node in bf16 twice what its CPUs send in fp32. NCCL's ring adds up.
+  // GPUs send their own data: four on a node send twice as much in bf16 as its CPUs in fp32. NCCL's ring adds
+  // up.
   Machine gpus = machine_of(1e-3);
   gpus.device = DeviceKind::cuda;
   for (CollectiveTable& table : gpus.collectives) table.ranks = 4;
@@ -235,7 +235,7 @@ TEST(Projected, StepsHaveTheNodesAndTheNetworkOfTheRequest) {
   Machine machine = machine_of(1e-4);
   machine.network = LinkRate{1e18, 5e-3};
   const auto exposed = [&](int ranks_per_node, const std::optional<LinkRate>& network) {
-    PlanRequest request = request_of(4, 3, false);  // nothing hides
+    PlanRequest request = request_of(4, 3, false);  // nothing is hidden
     request.ranks_per_node = ranks_per_node;
     const StepBreakdown step = project({request, machine, network, 0}).step;
     return step.exposed_gather + step.exposed_reduce;
@@ -245,7 +245,7 @@ TEST(Projected, StepsHaveTheNodesAndTheNetworkOfTheRequest) {
   EXPECT_NEAR(exposed(2, std::nullopt), 15 * (1e-4 + 5e-3), 1e-4) << "the machine's own network";
   EXPECT_NEAR(exposed(2, LinkRate{1e18, 1e-3}), 15 * (1e-4 + 1e-3), 1e-4) << "the request's comes first";
   EXPECT_NEAR(exposed(1, LinkRate{1e18, 1e-3}), 15 * 2e-3, 1e-4) << "four nodes: two latencies";
-  // Each node sends half of what is gathered, and half of what is reduced in fp32.
+  // Each node sends half of the gathered data, and half of the reduced data in fp32.
   PlanRequest request = request_of(4, 3, false);
   request.ranks_per_node = 2;
   const PlanResult plan = plan_run(request);
@@ -257,7 +257,7 @@ TEST(Projected, StepsHaveTheNodesAndTheNetworkOfTheRequest) {
 
 TEST(Projected, NodesSendWhatThePlanCountsButGathersOnce) {
   // 8 of 15 parts of a rank's data are for the other node. In a reduction each rank of a node sends them; in
-  // a gather one ring carries them for all eight.
+  // a gather one ring transfers them for all eight.
   PlanRequest request = request_of(16, 3, true);
   request.ranks_per_node = 8;
   request.device = DeviceKind::cuda;
@@ -277,8 +277,8 @@ TEST(Projected, NodesSendWhatThePlanCountsButGathersOnce) {
 }
 
 TEST(Projected, NodesSendTheInt8GradientsThatARunSends) {
-  // Four ranks on two nodes. In stage 1 what is gathered is not in blocks, and crosses once for a node's
-  // ranks.
+  // Four ranks on two nodes. In stage 1 gathered data is not in blocks, and crosses once for all ranks of a
+  // node.
   PlanRequest request = request_of(4, 1, false);
   request.ranks_per_node = 2;
   request.config.quantized_gradients = true;
@@ -308,12 +308,12 @@ TEST(Projected, NodesSendTheInt8GradientsThatARunSends) {
     gathered = traffic["all_gather"]["bytes"].get<std::int64_t>();
   });
   EXPECT_GT(exchanges, 0);
-  // Both of a node's ranks send two of their three parts to the other one; a gather crosses for both at once.
+  // Both ranks of a node send two of their three parts to the other node; a gather crosses once for both.
   const double crossing = 2.0 * static_cast<double>(sent) * 2 / 3 + static_cast<double>(gathered) * 2 / 3;
   const Machine machine = machine_of(1e-3);
   const Projection projection = project({request, machine, LinkRate{1e9, 0}, 0});
   EXPECT_NEAR(projection.node_bytes, crossing, 1e-9 * crossing);
-  // Each exchange waits for its share of the network, too.
+  // Each exchange also waits for its share of the network.
   const Projection slow = project({request, machine, LinkRate{1e6, 0}, 0});
   EXPECT_NEAR(slow.step.total() - projection.step.total(), crossing * (1e-6 - 1e-9), 0.01 * crossing * 1e-6);
   EXPECT_GT(slow.step.exposed_reduce - projection.step.exposed_reduce,
@@ -321,25 +321,25 @@ TEST(Projected, NodesSendTheInt8GradientsThatARunSends) {
 }
 
 TEST(Projected, CopiesInANodeEachGatherInsideOfIt) {
-  // At stage 3 only the sums over the two copies cross the network.
+  // At stage 3 only the sums over the two replicas cross the network.
   Machine machine = machine_of(1e-4);
   const auto exposed = [&](const char* mesh) {
-    PlanRequest request = request_of(4, 3, false);  // nothing hides
+    PlanRequest request = request_of(4, 3, false);  // nothing is hidden
     request.ranks_per_node = 2;
     request.config.mesh = mesh;
     const StepBreakdown step = project({request, machine, LinkRate{1e18, 5e-3}, 0}).step;
     return step.exposed_gather + step.exposed_reduce;
   };
-  // Five units are reduced inside of a node, and over the copies, which also gather the sums. A node has two
-  // groups of copies, and two ranks' groups cross at once.
+  // Five units are reduced inside a node and over the replicas, which also gather the sums. A node has two
+  // groups of replicas, so two groups cross at the same time.
   EXPECT_NEAR(exposed("replicate=2, shard=2"), 15 * 1e-4 + 10 * 5e-3, 2e-3);
   EXPECT_NEAR(exposed("shard=2, replicate=2"), 15 * 5e-3 + 10 * 1e-4, 2e-3) << "the other way round";
   EXPECT_NEAR(exposed(""), 15 * (1e-4 + 5e-3), 1e-3);
 }
 
 TEST(Projected, EfficiencyIsAgainstARankWithTheSameShareOfItsNode) {
-  // At stage 0 a rank alone does much the same work; with collectives of no time it is no faster, and would
-  // be twice as fast on both cores.
+  // At stage 0 a single rank does much the same work. With collectives of no duration it is no faster; with
+  // both cores it would be twice as fast.
   EXPECT_NEAR(projected(request_of(2, 0, true), machine_of(1e-9)).efficiency, 1, 0.1);
 }
 
@@ -353,11 +353,11 @@ TEST(Projected, LayersWaitForTheRowsOfTheAxisTensor) {
   const Projection cut = projected(request, machine_of(message));
   request.ranks = 1;
   request.config = parse_config(R"({"train_batch_size": 2})", 1);
-  const Projection one = project({request, machine_of(message), std::nullopt, 2});  // of as many cores
+  const Projection one = project({request, machine_of(message), std::nullopt, 2});  // with as many cores
   EXPECT_LT(cut.step.compute, 0.9 * one.step.compute) << "rows that all ranks need are not divided";
   EXPECT_GT(cut.step.compute, 0.4 * one.step.compute);
   // 10 messages for each of four blocks, 2 for the embedding, and 3 for the head with its statistics. Whole
-  // tensors are reduced and gathered beside and behind them.
+  // tensors are reduced and gathered during and after them.
   const double waited = cut.step.exposed_gather + cut.step.exposed_reduce;
   EXPECT_GE(waited, 45 * message);
   EXPECT_LT(waited, 60 * message);
@@ -472,7 +472,7 @@ TEST(PlanMachine, ASearchAndItsPlanHaveOneStepTime) {
     }
     EXPECT_EQ(trial["seconds"].is_null(), trial["fits"] == false);
   }
-  // The network of the flag is the search's, too.
+  // The flag's network applies to the search as well.
   const json slow = json::parse(fit({"--json", "--network", "1MB/s,5us"}).out)["cost_model"];
   EXPECT_LT(slow["network_bytes_per_second"].get<double>(), 1e6);
   EXPECT_GT(document["cost_model"]["network_bytes_per_second"].get<double>(), 1e9);
@@ -528,7 +528,7 @@ TEST(Calibrate, MeasuresThisMachineForAPlan) {
   ASSERT_EQ(machine.shares.size(), 1u);
   EXPECT_GT(machine.shares[0].products.size(), 5u);
   EXPECT_GT(machine.shares[0].kernels.size(), 10u);
-  // For every plan: the probing steps are those of one rank with its states on the device.
+  // This holds for every plan: the probing steps are those of one rank with its states on the device.
   for (const char* operation : {"all_gather", "reduce_scatter", "all_reduce", "broadcast"}) {
     machine.collectives.push_back({operation, 2, 4, 1, {{{4096, 1e-5}, {1 << 20, 1e-3}}}});
   }

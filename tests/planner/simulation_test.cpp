@@ -30,11 +30,11 @@ TEST(Simulation, WhatIsHiddenCostsNothing) {
 }
 
 TEST(Simulation, ClaimsBeyondCapacitySlowAllAlike) {
-  // Two tasks of 2 s on one core: the shorter half of each is shared.
+  // Two tasks of 2 s on one core: the first half of the longer one is shared.
   const std::vector<Claim> one{{0, 1.0}};
   const auto spans = simulate({task(0, 2, {}, one), task(1, 1, {}, one)}, {true, true}, {1.0});
   EXPECT_DOUBLE_EQ(spans[1].end, 2);  // at half speed
-  EXPECT_DOUBLE_EQ(spans[0].end, 3);  // 1 s of it done by then, the rest alone
+  EXPECT_DOUBLE_EQ(spans[0].end, 3);  // 1 s of it is done by then, the rest runs alone
 }
 
 TEST(Simulation, ClaimsWithinCapacityDoNotSlow) {
@@ -47,7 +47,7 @@ TEST(Simulation, OnlyTheWorstResourceSlows) {
   const auto spans =
       simulate({task(0, 1, {}, {{0, 1}, {1, 1}}), task(1, 1, {}, {{0, 1}}), task(2, 1, {}, {{1, 3}})},
                {true, true, true}, {1.0, 1.0});
-  EXPECT_DOUBLE_EQ(spans[1].end, 2);  // with the first alone
+  EXPECT_DOUBLE_EQ(spans[1].end, 2);  // together with the first only
   EXPECT_DOUBLE_EQ(spans[2].end, 4);  // 4 times slower while both run
   EXPECT_DOUBLE_EQ(spans[0].end, 4);
 }
@@ -57,7 +57,7 @@ TEST(Simulation, UnorderedLanesTakeWhatIsReadyFirst) {
   const auto spans = simulate({task(0, 1), task(0, 3), task(1, 2, {1}), task(1, 2, {0})}, {true, false}, {});
   EXPECT_DOUBLE_EQ(spans[3].begin, 1);
   EXPECT_DOUBLE_EQ(spans[2].begin, 4);
-  // One at a time.
+  // One task at a time.
   const auto busy = simulate({task(0, 1), task(1, 5), task(1, 2, {0})}, {true, false}, {});
   EXPECT_DOUBLE_EQ(busy[2].begin, 5);
   EXPECT_EQ(busy[2].cause, 1);

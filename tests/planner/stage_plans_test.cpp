@@ -58,7 +58,7 @@ TEST(StagePlans, AreThePlansOfOneRankOfEachStageTheLargestFirst) {
     if (i > 0) {
       EXPECT_GE(plans[i - 1].plan.tier(Tier::device).peak, plan.tier(Tier::device).peak);
     }
-    // A residual to the next stage, a gradient to the one in front.
+    // A residual to the next stage, a gradient to the previous one.
     const int neighbours = one.stage == 1 ? 2 : 1;
     const std::int64_t width = models::GptConfig::preset("gpt-mini").width;
     EXPECT_EQ(one.messages().calls, neighbours * micro_batches);
@@ -66,7 +66,7 @@ TEST(StagePlans, AreThePlansOfOneRankOfEachStageTheLargestFirst) {
               neighbours * micro_batches * 2 * sequence * width * size_of(request.config.precision.compute));
   }
   EXPECT_THAT(seen, ElementsAre(true, true, true));
-  // A budget between the largest two: one stage does not fit, and it is the first.
+  // With a budget between the largest two, one stage does not fit, and it comes first.
   const std::int64_t budget = plans[1].plan.tier(Tier::device).peak;
   ASSERT_LT(budget, plans[0].plan.tier(Tier::device).peak);
   EXPECT_THAT(stage_plans_text(plan_stages(request, budget), budget),
@@ -94,7 +94,7 @@ TEST(StagePlans, HaveALineForEachClassOfCoordinatesOnTensor) {
   const PlanResult whole = plan_run(one_rank);
   const std::int64_t whole_state = whole.state.parameters + whole.state.gradients + whole.state.optimizer;
   for (const StagePlan& one : plans) {
-    const bool fewer = one.tensors.front() == 0;  // its part of the vocabulary has a token less
+    const bool fewer = one.tensors.front() == 0;  // its part of the vocabulary has one token less
     EXPECT_EQ(one.tensors, (fewer ? std::vector<int>{0} : std::vector<int>{1, 2, 3}));
     EXPECT_EQ(one.name(), fewer ? "tensor 0" : "tensor 1-3");
     for (const int coordinate : one.tensors) {
@@ -118,15 +118,16 @@ TEST(StagePlans, HaveALineForEachClassOfCoordinatesOnTensor) {
   EXPECT_EQ(document["stages"][1]["tensor"], plans[1].tensors.front());
   EXPECT_EQ(document["stages"][1]["tensors"], plans[1].tensors);
   EXPECT_EQ(document["stages"][1]["plan"]["coordinate"]["tensor"], plans[1].tensors.front());
-  // The sizes of tensors that are whole do not tell the parts that ranks compute.
+  // The sizes of whole tensors do not show the parts that ranks compute.
   request.config.layout["vocabulary"] = "whole";
   EXPECT_EQ(plan_stages(request, 0).size(), 4u);
 }
 
-/// A stage without the largest device memory that lacks host memory comes first all the same.
+/// A stage without the largest device memory that lacks host memory comes first nevertheless.
 TEST(StagePlans, PutAStageThatDoesNotFitFirst) {
   PlanRequest request = three_stages();
-  // The ends have a large table, whose state is in host memory, and the blocks between many activations.
+  // The ends have a large table, whose state is in host memory; the blocks between them have many
+  // activations.
   models::GptConfig model = models::GptConfig::preset("gpt-mini");
   model.vocabulary = 32768;
   request.model.language = std::make_shared<models::Gpt>(model);
@@ -199,7 +200,7 @@ TEST(StagePlans, GiveTheExitStatusOfTheLargestStage) {
   EXPECT_EQ(planned({"--json", "--device-memory", std::to_string(device(1))}).status, 3);
 }
 
-// The schedules beside each other: those that the batch allows, the shortest that fits first.
+// Compares the schedules: those that the batch allows, the shortest that fits first.
 TEST(StagePlans, CompareTheSchedulesThatTheBatchAllows) {
   PlanRequest request = three_stages();
   request.config.accumulation_steps = 6;

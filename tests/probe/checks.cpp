@@ -1,4 +1,4 @@
-// The checks that use nothing but Tranche's own device and kernels.
+// Checks that use only Tranche's device and kernels.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -40,7 +40,7 @@ std::vector<T> read(Device& device, const Buffer& buffer, std::size_t count) {
   return values;
 }
 
-/// Small whole numbers: products and sums of them are exact in every dtype used here.
+/// Small integers, for which multiplications and sums are exact in every dtype used here.
 int small_number(std::size_t i) {
   return static_cast<int>(i * 7 % 9) - 4;
 }

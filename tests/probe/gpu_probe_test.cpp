@@ -1,4 +1,4 @@
-// The probe as a GPU host runs it: the program beside this one.
+// Runs the probe as a GPU host does: the program beside this one.
 #include <gmock/gmock.h>
 
 #include <chrono>

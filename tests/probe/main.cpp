@@ -1,11 +1,11 @@
-// gpu_probe [--limit SECONDS] [--one-by-one] [NAME...]: looks in seconds at each thing that everything on a
-// GPU rests on. One line for each: "probe NAME: ok" or "probe NAME: FAILED reason". Each runs in a process of
-// its own, so a lost context or a hang of one leaves the others. All run at once: starting CUDA may take
-// longer than the check itself, and each has the whole limit. With --one-by-one they share the limit, for
-// GPUs that admit one process at a time. Exit status: 0 all are ok, 1 one failed, 2 usage. gpu_probe --start:
-// says how many seconds a process needs until CUDA is ready, and ends. gpu_probe --hold: the same, and then
-// holds the GPU's context until its input ends, so that the driver need not start the GPU anew for each of
-// the processes that follow.
+// gpu_probe [--limit SECONDS] [--one-by-one] [NAME...]: checks in seconds the things on which everything on a
+// GPU depends. It prints one line for each: "probe NAME: ok" or "probe NAME: FAILED reason". Each check runs
+// in a process of its own, so that a lost context or a hang does not affect the others. All run at the same
+// time: CUDA's start may take longer than the check itself, and each has the whole limit. With --one-by-one
+// they share the limit, for GPUs that admit one process at a time. Exit status: 0 all are ok, 1 one failed, 2
+// usage. gpu_probe --start: prints the seconds that a process needs until CUDA is ready, and ends. gpu_probe
+// --hold: does the same, and then keeps the GPU's context until its input ends, so that the driver need not
+// start the GPU again for each following process.
 #include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -45,7 +45,7 @@ double seconds_until(Clock::time_point end) {
   return std::chrono::duration<double>(end - Clock::now()).count();
 }
 
-/// In the child. Its exit status is 0 or 1, and what it writes into `reasons` is why.
+/// Runs in the child. The exit status is 0 or 1; the reason is written to `reasons`.
 [[noreturn]] void run_child(const Check& check, int reasons) {
   std::string reason;
   try {
@@ -57,12 +57,12 @@ double seconds_until(Clock::time_point end) {
   }
   std::fflush(nullptr);
   std::replace(reason.begin(), reason.end(), '\n', ' ');
-  // A reason is short: it fits the pipe.
+  // A reason is short enough for the pipe.
   if (!reason.empty() && write(reasons, reason.data(), reason.size()) < 0) _Exit(3);
   _Exit(reason.empty() ? 0 : 1);
 }
 
-/// The child's output until it closes the pipe or `end` comes; `in_time` says which.
+/// Reads the child's output until it closes the pipe or until `end`; `in_time` is true in the first case.
 std::string read_until(int pipe, Clock::time_point end, bool& in_time) {
   std::string text;
   std::array<char, 4096> part{};
@@ -77,7 +77,7 @@ std::string read_until(int pipe, Clock::time_point end, bool& in_time) {
   }
 }
 
-/// The status of a child that is about to end; -1 for one that the driver does not let go within a second.
+/// The status of a child that is about to end; -1 if the driver does not release it within a second.
 int status_of(pid_t child) {
   int status = -1;
   for (int tries = 0; tries < 1000; ++tries) {
@@ -87,7 +87,7 @@ int status_of(pid_t child) {
   return -1;
 }
 
-/// A check that runs.
+/// A running check.
 struct Running {
   const Check* check = nullptr;
   pid_t child = -1;
@@ -111,7 +111,7 @@ Running start(const Check& check) {
   return running;
 }
 
-/// Why the check failed, "" when it did not. `limit` is what it had in all.
+/// The reason why the check failed, or "". `limit` is its whole limit.
 std::string outcome(const Running& running, Clock::time_point end, double limit) {
   if (!running.problem.empty()) return running.problem;
   bool in_time = true;
@@ -141,7 +141,7 @@ int usage(const std::string& what) {
   return 2;
 }
 
-/// Says how long CUDA's start took; with `hold` keeps the context until the input ends.
+/// Prints the duration of CUDA's start; with `hold` keeps the context until the input ends.
 int start_cuda(bool hold) {
   const auto begin = Clock::now();
   try {
@@ -163,7 +163,7 @@ int probe(int count, char** arguments) {
       (arguments[0] == std::string_view("--start") || arguments[0] == std::string_view("--hold"))) {
     return start_cuda(arguments[0] == std::string_view("--hold"));
   }
-  double limit = 40;  // a start of CUDA alone may take a good part of it
+  double limit = 40;  // CUDA's start alone may take a large part of it
   bool one_by_one = false;
   std::vector<const Check*> asked;
   for (int i = 0; i < count; ++i) {

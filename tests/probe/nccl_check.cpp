@@ -1,4 +1,4 @@
-// A communicator of one rank: NCCL loads, finds the GPU, and its kernel runs.
+// A communicator of one rank: NCCL loads, finds the GPU, and runs its kernel.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 

@@ -1,5 +1,5 @@
-// The warp's expected results: by the emulation's model of the instructions, which the kernels' tests in CI
-// rest on, and products also by their definition.
+// The warp's expected results, by the emulation's model of the instructions, on which the kernel tests in CI
+// depend; products also by their definition.
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -26,8 +26,8 @@ T rounded(float value) {
   }
 }
 
-/// Whole numbers, so that products are exact in any order; halves and a unit more in the last place round
-/// to even and up; exponents of every sign.
+/// Integers, so that products are exact in any order; halves of the last place, which round to even and up;
+/// and exponents of both signs.
 template <class T>
 WarpInput input() {
   WarpInput made{};
@@ -54,7 +54,7 @@ std::string at(const char* what, int lane, int i) {
   return std::string(what) + " of lane " + std::to_string(lane) + ", register " + std::to_string(i);
 }
 
-/// As many as tell one fp32 number from the next.
+/// Prints enough digits to distinguish two fp32 numbers.
 std::string digits(double value) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.9g", value);
@@ -71,7 +71,7 @@ void expect_equal(const Fragments& got, const Fragments& wanted, const char* wha
   }
 }
 
-/// The fragments that the model loads, lane l giving the address row_of(l).
+/// The fragments that the model loads; lane l gives the address row_of(l).
 template <class RowOf>
 void model_load(bool transposed, const RowOf& row_of, Fragments& loaded) {
   cuda_emulation::LoadMatrix lanes[32];
@@ -125,7 +125,7 @@ void expect_numbers(const WarpInput& in, const WarpOutput& out) {
                                            std::to_string(out.packed[lane]) + ", not " +
                                            std::to_string(packed));
     const double x = in.exponents[lane], wanted = x < -150 ? 0 : std::exp2(x);
-    // Two units in the last place of fp32, as PTX has it.
+    // Two units in the last place of fp32, as PTX specifies.
     expect(std::abs(out.powers[lane] - wanted) <= std::ldexp(wanted, -22),
            "ex2: 2^" + digits(x) + " is " + digits(out.powers[lane]) + ", not " + digits(wanted));
   }

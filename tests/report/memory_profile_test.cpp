@@ -43,7 +43,8 @@ struct Outcome {
   std::string summary;
 };
 
-/// Trains the odd model on thread ranks, with a profile or without, written into `directory` if one is given.
+/// Trains the odd model on thread ranks, with or without a profile, which is written to `directory` if one is
+/// given.
 Outcome train(const OddRun& run, bool profiled, const std::string& directory = {},
               const MemoryFigures* predicted = nullptr, const MemoryTimelineOptions& kept = {}) {
   Outcome outcome;
@@ -198,13 +199,13 @@ TEST(MemoryProfile, PhasesOfAStageThreeStepHaveTheirNamesAndUnits) {
     if (event.kind != MemoryEvent::Kind::phase) return;
     now.push_back(record.phases[event.phase] + (event.unit > 0 ? " " : "") + record.units[event.unit]);
   });
-  // The last gather of the tied unit comes before the first gradients: until then it is forward.
+  // The last gather of the tied unit precedes the first gradients; until then the phase is forward.
   EXPECT_THAT(last, ::testing::ElementsAre(
                         "forward", "forward tied", "forward prime", "forward tiny", "forward mixed",
                         "forward tied", "backward tied", "backward mixed", "reduce mixed", "backward mixed",
                         "backward tiny", "reduce tiny", "backward tiny", "backward prime", "reduce prime",
                         "backward prime", "backward tied", "reduce tied", "backward tied", "step", "idle"));
-  // Memory that a unit takes at the start is attributed to it.
+  // Memory that a unit allocates at the start is attributed to it.
   for (const BornItem& item : record.live_behind(Tier::device, record.peaks[device_tier].event)) {
     if (item.tag == "prime master") {
       EXPECT_EQ(item.unit, "prime");
@@ -247,7 +248,7 @@ TEST(MemoryProfile, WritesWhatItPromises) {
     EXPECT_EQ(figures.at("peak_bytes"), account.peak);
     EXPECT_EQ(figures.at("by_category").at("gathered"), account.category_peak[Category::gathered]);
 
-    // The changes of the table add up to what the ledger held, and their highest total is the peak.
+    // The changes in the table add up to the ledger's figures, and their highest total is the peak.
     std::map<std::string, std::int64_t> held;
     std::int64_t highest = 0;
     std::set<std::string> phases;
@@ -391,7 +392,7 @@ TEST(MemoryProfile, WhatIsNotBookedIsExplainedLessThanNothingToo) {
   constexpr std::int64_t mebibyte = 1 << 20;
   Summary summary;
   summary.ranks.resize(1);
-  summary.ranks.reserve(2);  // `rank` stays where it is
+  summary.ranks.reserve(2);  // keeps `rank` valid
   RankFigures& rank = summary.ranks[0];
   rank.measured.peak[device_tier] = 100 * mebibyte;
   rank.measured.at_peak[device_tier][Category::parameters] = 60 * mebibyte;
@@ -426,7 +427,7 @@ TEST(MemoryProfile, WhatIsNotBookedIsExplainedLessThanNothingToo) {
   EXPECT_THAT(summary_text(summary, true),
               HasSubstr("+ 9.00 MiB since (heap of the code, MPI and libraries, allocator slack)"));
 
-  // A device with memory of its own: what its driver says completes the accounts.
+  // A device with memory of its own: the driver's figures complete the accounting.
   summary.device_in_process = false;
   rank.device.total = 1000 * mebibyte;
   rank.device.free = 300 * mebibyte;
@@ -452,10 +453,10 @@ TEST(MemoryProfile, ADirectoryThatCannotBeWrittenIsToldWithItsName) {
   }
   MemoryProfile::require_directory(folder / "new/one", 0);
   EXPECT_TRUE(std::filesystem::is_directory(folder / "new/one/rank0"));
-  // Found out late, on all ranks.
+  // The problem is found late, on all ranks.
   EXPECT_THAT(message_of<IoError>([&] { train(stage_three(), true, folder / "file"); }),
               HasSubstr("Not a directory"));
-  // One rank's trouble is everybody's.
+  // A problem of one rank is an error on all.
   std::filesystem::create_directories(folder / "half");
   std::ofstream(folder / "half/rank1") << "in the way";
   EXPECT_THAT(message_of<IoError>([&] { train(stage_three(), true, folder / "half"); }),

@@ -21,8 +21,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// Empty when tags are balanced and nothing stands unescaped; else what is wrong. (The program's tests also
-/// give plots to a real parser.)
+/// Empty if tags are balanced and everything is escaped; otherwise the problem. (The program's tests also
+/// parse plots with a real parser.)
 std::string problem_of(const std::string& xml) {
   std::vector<std::string> open;
   for (std::size_t i = xml.find("<svg"); i < xml.size();) {

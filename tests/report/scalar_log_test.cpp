@@ -30,7 +30,7 @@ std::string content_of(const std::filesystem::path& path) {
   return text.str();
 }
 
-/// Messages of an event file, without the time that each begins with.
+/// The messages in an event file, without the time at the beginning of each.
 std::vector<std::string> events_of(const std::filesystem::path& path) {
   const std::string all = content_of(path);
   std::vector<std::string> events;
@@ -61,7 +61,7 @@ TEST(TensorboardLog, WritesEventsAsTensorFlowDoes) {
   ASSERT_EQ(files.size(), 1u);
   EXPECT_THAT(files[0].filename().string(), HasSubstr("tfevents"));
   using namespace std::string_literals;
-  // The length of the first record and its checksum begin every event file of TensorFlow's.
+  // Every event file of TensorFlow begins with the length of the first record and its checksum.
   EXPECT_EQ(content_of(files[0]).substr(0, 12), "\x18\0\0\0\0\0\0\0\xa3\x7f\x4b\x22"s);
   EXPECT_THAT(events_of(files[0]), ElementsAre("\x1a\x0d"s + "brain.Event:2", "\x3a\x02\x08\x01"s,
                                                "\x10\xac\x02\x2a\x23"s  // step 300, a summary of 35 bytes

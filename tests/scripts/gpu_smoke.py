@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""gpu_smoke.py BUILD RESULTS: scripts/gpu/run.sh --smoke on emulated GPUs, twice: every part that needs no real device runs once, first
-results are there within 30 s, and with --resume nothing that passed runs again."""
+"""gpu_smoke.py BUILD RESULTS: runs scripts/gpu/run.sh --smoke on emulated GPUs twice. Every part that needs no real device must run once,
+the first results must exist within 30 s, and with --resume nothing that passed may run again."""
 import json
 import pathlib
 import shutil
@@ -13,7 +13,7 @@ RUN = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "gpu" / "run.sh"
 
 
 def call(build, results, *more):
-    """(seconds until the first record was in the results, seconds in all, output)."""
+    """Returns (seconds until the first record was in the results, seconds in total, output)."""
     begin, first = time.time(), []
 
     def watch():

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""bare_check.sh takes its commands from the README of the commit it is given, and refuses what it cannot do."""
+"""bare_check.sh takes its commands from the README of the given commit, and refuses requests that it cannot fulfil."""
 import pathlib
 import shutil
 import subprocess
@@ -49,8 +49,12 @@ class BareCheck(unittest.TestCase):
         status, _, error = self.bare_check("HEAD")
         self.assertEqual((status, error), (1, "bare_check: README.md has 1 commands under 'Two commands', not two\n"))
 
+    def test_another_command_takes_the_place_of_the_readmes(self):
+        self.assertEqual(self.bare_check("--commands", "--run", "one --two"), (0, "one --two\n", ""))
+
     def test_usage(self):
         for arguments, text in ((["--folders", "a"], "unknown argument '--folders'"), (["--folder"], "--folder needs a folder"),
+                                (["--put"], "--put needs a file"), (["--run"], "--run needs a command"), (["--put", "no.deb"], "no file 'no.deb'"),
                                 (["no-such-commit"], "no commit 'no-such-commit'"), (["HEAD", "HEAD"], "one commit, not 'HEAD' and 'HEAD'")):
             status, out, error = self.bare_check(*arguments)
             self.assertEqual((status, out, error), (2, "", f"bare_check: {text}; see --help\n"))
@@ -58,6 +62,12 @@ class BareCheck(unittest.TestCase):
         self.assertEqual(status, 0)
         self.assertIn("--folder DIR", out)
         self.assertIn("Exit status: 0", out)
+
+    def test_the_check_of_the_package_takes_one_package(self):
+        done = subprocess.run([ROOT / "scripts/package_check.sh", "a.deb", "b.deb"], capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stderr), (2, "usage: scripts/package_check.sh [PACKAGE.deb]\n"))
+        done = subprocess.run([ROOT / "scripts/package_check.sh", "a.deb"], capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stderr), (2, "bare_check: no file 'a.deb'; see --help\n"))
 
 
 if __name__ == "__main__":

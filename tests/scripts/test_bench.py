@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/bench.py: what it collects, and what it says of benches that fail, with programs that only pretend."""
+"""scripts/bench.py: the figures that it collects, and its reports about benches that fail, with fake programs."""
 import json
 import pathlib
 import stat

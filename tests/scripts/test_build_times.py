@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""build_times.py adds up made-up logs of Ninja, says which compilations ran after a mark, and measures small tests that ctest runs."""
+"""build_times.py adds up artificial Ninja logs, reports compilations after a mark, and measures small tests that ctest runs."""
 import contextlib
 import io
 import json

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/check_docs.py finds links, citations, C++ blocks and READMEs of folders that are wrong; scripts/sentences.py counts words."""
+"""scripts/check_docs.py finds wrong links, citations, C++ blocks and READMEs of folders; scripts/sentences.py counts words."""
 import pathlib
 import subprocess
 import sys

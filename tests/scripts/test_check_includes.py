@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/check_includes.py must catch one violation of each kind, by its message, and let what is allowed pass."""
+"""scripts/check_includes.py must find one violation of each kind, with its message, and accept what is allowed."""
 import pathlib
 import subprocess
 import sys
@@ -49,7 +49,7 @@ CLEAN = {
     "docs/not_a_source.cpp": "#include <mpi.h>\n",
 }
 
-# (file, its include, what the complaint must say)
+# (file, its include, text of the complaint)
 VIOLATIONS = [
     ("include/tranche/libtorch/x.h", '#include "core/b.h"', "a public header includes the private core/b.h"),
     ("include/tranche/engine/x.h", "/// Internal: a part.", "a public header that calls something internal"),

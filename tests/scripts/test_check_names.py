@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""check_names.py names the two sources of one library that have defined the same name for themselves, and no others."""
+"""check_names.py names two sources of one library that both define a name with internal linkage, and no others."""
 import contextlib
 import io
 import json
@@ -19,7 +19,7 @@ def anonymous(text, namespace="tranche"):
 
 class CheckNames(unittest.TestCase):
     def check(self, one, other, units=(("a.cpp", "b.cpp"),), compiled=None):
-        """(status, output) for two sources, in the units of one library, of which the first `compiled` are built."""
+        """Returns (status, output) for two sources in the units of one library; the first `compiled` units are built."""
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
             (root / "a.cpp").write_text(one)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/check_sizes.py must find each thing of engine/ that is too large, by its message, and let what is within the limits pass."""
+"""scripts/check_sizes.py must find each part of engine/ that is too large, with its message, and accept what is within the limits."""
 import pathlib
 import subprocess
 import sys
@@ -11,12 +11,13 @@ CODE = "  f();\n"
 
 
 def function(lines):
-    """A function of so many lines, with the head on two of them and a block at its left edge."""
+    """A function with `lines` lines: the head takes two of them, and a block begins in the first column."""
     return "int Some::thing(int first,\n                int second) const {\n" + CODE * (lines - 3) + "}\n"
 
 
 def members(count):
-    """A class with so many data members: some of it in a class inside, of some the type has brackets; and with what is none."""
+    """A class with `count` data members: some are in a class inside it, the types of some have brackets; there are other declarations too.
+    """
     return ("class Some : public Other {\n public:\n  Some(const Config& config, int other = 3)\n      : config_(config), other_{other} {\n"
             "    f();\n  }\n  void call(const std::function<void(int)>& work);\n  bool set() const { return a_; }\n  using Counts = std::map<int, int>;\n"
             "  enum class State { idle, busy };\n  static constexpr int most = 3;\n\n private:\n  struct Inside {\n    int a = 0, b = 0;\n  };\n"

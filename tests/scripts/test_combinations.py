@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/combinations.py: the page is what the table gives, and each kind of mistake in a table is told."""
+"""scripts/combinations.py: the page follows from the table, and each kind of mistake in a table is reported."""
 import json
 import pathlib
 import subprocess

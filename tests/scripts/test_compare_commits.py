@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""compare_commits.py draws every value, finds one program equal to itself, and finds one digest, byte or exit status that is another's.
+"""compare_commits.py draws every value, finds a program equal to itself, and finds a single different digest, byte or exit status.
 
 usage: test_compare_commits.py PROGRAM RANKS
 """
@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import drawn_configurations as drawing  # noqa: E402
 
 PROGRAM, RANKS = str(pathlib.Path(sys.argv[1]).absolute()), sys.argv[2]
-# Runs the program and then does what is not equal: `digest` and `byte` alter its JSON, `status` refuses everything.
+# Runs the program and then makes a difference: `digest` and `byte` change its JSON, `status` refuses everything.
 WRAPPER = """#!/usr/bin/env python3
 import json, os, subprocess, sys
 arguments = sys.argv[1:]

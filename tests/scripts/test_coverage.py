@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""coverage.py: objects of one source are put together, what does not count is left out, and a fall of the totals is told. With programs of a
-few lines, compiled here."""
+"""coverage.py combines the objects of one source, leaves out what does not count, and reports a drop of the totals. Tested with programs of
+a few lines that are compiled here."""
 import json
 import pathlib
 import shutil
@@ -58,7 +58,7 @@ class Coverage(unittest.TestCase):
             (cls.compiled / name).parent.mkdir(parents=True, exist_ok=True)
             (cls.compiled / name).write_text(text)
         (build / "CMakeCache.txt").write_text(f"CMAKE_HOME_DIRECTORY:INTERNAL={cls.compiled}\n")
-        # One is named from the build folder, as compilers' caches have it.
+        # One name is relative to the build folder, as with compiler caches.
         for source in ("unity_0.cxx", "../comm/idle.cpp", cls.compiled / "tests/main.cpp", "list.cpp"):
             subprocess.run(["g++", "-std=c++20", "-O0", "--coverage", "-I", cls.compiled / "include", "-c", source, "-o",
                             pathlib.Path(source).name + ".o"], cwd=build, check=True)
@@ -86,17 +86,17 @@ class Coverage(unittest.TestCase):
         self.run_program()
         status, output, files = self.measure("one.json")
         self.assertEqual(status, 0, output)
-        # Neither tests/ nor what the build wrote; large units and headers count for their own sources.
+        # Neither tests/ nor generated files count; unity units and headers count for their own sources.
         self.assertEqual(sorted(files), ["comm/idle.cpp", "comm/second.cpp", "core/first.cpp", "include/tranche/core/choice.h"])
         self.assertEqual(files["core/first.cpp"]["covered_lines"], files["core/first.cpp"]["lines"])
-        # Nothing has run the program's second half.
+        # The program's second half has not run.
         self.assertEqual((files["comm/second.cpp"]["lines"], files["comm/second.cpp"]["covered_lines"]), ([2, 3], []))
-        # Two instances of the template, of which one has run.
+        # The template has two instances, one of which has run.
         self.assertEqual((files["include/tranche/core/choice.h"]["lines"], files["include/tranche/core/choice.h"]["covered_lines"]),
                          ([3, 4, 5, 6], [3, 4, 6]))
         self.assertEqual(files["include/tranche/core/choice.h"]["branches"], ["4.0", "4.1"])
         self.assertEqual(len(files["include/tranche/core/choice.h"]["covered_branches"]), 1)
-        # The string's constructor may throw, which is no branch.
+        # The string's constructor may throw, but that is not a branch.
         self.assertEqual([branch.split(".")[0] for branch in files["core/first.cpp"]["branches"]], ["6", "6"])
         self.assertRegex(output, r"(?m)^comm +5 +0\.00 % +2 +0\.00 %$")
         self.assertRegex(output, r"(?m)^all ")
@@ -122,7 +122,7 @@ class Coverage(unittest.TestCase):
         self.assertEqual(both[header]["covered_lines"], [3, 4, 5, 6])
         self.assertEqual(both[header]["covered_branches"], ["4.0", "4.1"])
         self.assertEqual((both["core/first.cpp"], both["comm/second.cpp"]), (one["core/first.cpp"], two["comm/second.cpp"]))
-        # Without a reset counts add up to the same.
+        # Without a reset the counts add up to the same.
         self.run_program()
         self.assertEqual(self.measure("sum.json")[2], both)
 

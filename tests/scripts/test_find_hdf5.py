@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""FindHDF5Serial: where pkg-config has no hdf5-serial (all systems but Debian's), CMake's own module finds HDF5."""
+"""FindHDF5Serial: if pkg-config has no hdf5-serial (on all systems but Debian), CMake's own module finds HDF5."""
 import pathlib
 import re
 import shutil
@@ -28,7 +28,7 @@ int main() {
 
 
 def of_debian(flags):
-    """A folder of hdf5-serial.pc: --cflags-only-I or --libs-only-L. None where there is no such package."""
+    """A folder from hdf5-serial.pc, by --cflags-only-I or --libs-only-L; None if there is no such package."""
     result = subprocess.run(["pkg-config", flags, "hdf5-serial"], stdout=subprocess.PIPE, text=True)
     return result.stdout.split()[0][2:] if result.returncode == 0 else None
 
@@ -43,7 +43,7 @@ class FindHdf5(unittest.TestCase):
         (self.root / "no_packages").mkdir()
 
     def prefix(self):
-        """An HDF5 as other systems have it, made of this machine's: include/ and lib/ in one prefix, shared only."""
+        """An HDF5 as other systems install it, made from this machine's: include/ and lib/ in one prefix, shared libraries only."""
         made = self.root / "prefix"
         shutil.copytree(of_debian("--cflags-only-I"), made / "include")
         (made / "lib").mkdir()
@@ -52,7 +52,7 @@ class FindHdf5(unittest.TestCase):
         return made
 
     def configure(self, *flags):
-        # No package is known to pkg-config, and no compiler wrapper tells CMake's module of another HDF5.
+        # pkg-config knows no package, and no compiler wrapper shows CMake's module another HDF5.
         command = [CMAKE, "-E", "env", f"PKG_CONFIG_LIBDIR={self.root / 'no_packages'}", "PKG_CONFIG_PATH=", CMAKE, "-S", str(self.root),
                    "-B", str(self.root / "build"), "-G", "Ninja", *flags]
         return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

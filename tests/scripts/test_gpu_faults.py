@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Twelve faults of a GPU host, one at a time, put into the whole flow of scripts/gpu/run.sh with programs that only pretend.
+"""Twelve faults of a GPU host, injected one at a time into the whole flow of scripts/gpu/run.sh with fake programs.
 
-Each may cost what it must and nothing else, and the summary names it.
+Each fault may affect only what it must, and the summary must name it.
 """
 import json
 import os
@@ -52,7 +52,7 @@ class Faults(pretend.Folder):
         write_program(self.bundle / "tests" / "comm_mpi_failing", "true")
         write_program(self.bundle / "scripts" / "run_mpi.sh", "echo rank 0 is done; echo rank 1 is done")
         write_program(self.folder / "host bin" / "nvidia-smi", "echo 'Pretended, 1980 MHz, 2619 MHz, 99.0 W, 40'")
-        # A module folder without torch comes first, whatever the host's Python has.
+        # A module folder without torch comes first, whatever the host's Python contains.
         self.write_module("raise ImportError(\"No module named 'torch'\")")
         self.entries = []
         for name, names in {"test_device_gpu": "S.a S.b", "test_kernels_gpu": "S.a S.b", "test_engine_gpu": "S.a",
@@ -90,7 +90,7 @@ class Faults(pretend.Folder):
         self.summary = (folder / "summary.md").read_text()
 
     def bad(self):
-        """What is neither passed nor measured; skipped only where no fault is behind it on any machine without these tools."""
+        """Items that neither passed nor were measured. Skipped items are included only if no missing tool on the machine explains them."""
         tools = ("compute-sanitizer is not installed", "ncu is not installed")
         return {item: record["status"] for item, record in self.records.items()
                 if record["status"] not in ("passed", "measured") and record.get("detail") not in tools}
@@ -113,7 +113,7 @@ case "$*" in *'--device cpu'*) echo 'error: {text}' >&2; exit 2 ;; esac
         self.assertIn(text, self.summary)
 
     def test_a_moved_source_tree(self):
-        """Programs find what they read beside themselves."""
+        """Programs find their data beside themselves."""
         self.program("test_combinations_gpu", "S.a")
         program = self.bundle / "tests" / "test_combinations_gpu"
         program.write_text(program.read_text().replace("import fnmatch", "open(__file__.rsplit('/', 1)[0] + '/combinations.json')\nimport fnmatch"))
@@ -159,14 +159,14 @@ case "$*" in *'--device cpu'*) echo 'error: {text}' >&2; exit 2 ;; esac
             time.sleep(0.1)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(30)
-        run("bash", "-c", f"pgrep -f '{self.folder}' | xargs -r kill -9")  # what had a session of its own
+        run("bash", "-c", f"pgrep -f '{self.folder}' | xargs -r kill -9")  # processes that had their own session
         self.read(self.results)
         self.assertEqual(self.records["test_kernels_gpu"]["status"], "passed")
         (self.folder / "started").unlink()
         self.program("test_engine_gpu", "S.a S.b")
         self.flow(0, "--resume")
         self.assertEqual(self.bad(), self.torch_is_missing)
-        # Engine and comm: device and kernels had run before.
+        # Engine and comm; device and kernels had run before.
         self.assertEqual(len((self.folder / "started").read_text().splitlines()), 2)
         self.assertIn("Merged from 2 calls", self.summary)
 
@@ -251,6 +251,6 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         unittest.main()
     names = [name for name in dir(Faults) if name.startswith("test_")]
-    groups = [names[part::4] for part in range(4)]  # most of their time is waiting
+    groups = [names[part::4] for part in range(4)]  # they mostly wait
     processes = [subprocess.Popen([sys.executable, __file__, *(f"Faults.{name}" for name in group)]) for group in groups]
     sys.exit(sum(process.wait() != 0 for process in processes))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/gpu/: arguments, budget, self-check, test lists, time limits and the summary, with programs that only pretend."""
+"""scripts/gpu/: arguments, budget, self-check, test lists, time limits and the summary, with fake programs."""
 import json
 import os
 import pathlib
@@ -68,7 +68,7 @@ class Arguments(Folder):
         self.refused(2, "build first, or leave out --no-build", bundle, "--no-build", "--build", self.folder)
 
     def test_run(self):
-        # A copy: the sources' own build/ may hold a bundle.
+        # Uses a copy, because the sources' own build/ may contain a bundle.
         script = self.folder / "scripts" / "gpu" / "run.sh"
         shutil.copytree(GPU, script.parent)
         self.refused(2, "unknown argument 'tests'", script, "tests")
@@ -121,7 +121,7 @@ class Pack(Folder):
 
 
 class Check(Folder):
-    """A bundle of programs that pretend."""
+    """A bundle of fake programs."""
 
     def setUp(self):
         super().setUp()
@@ -158,7 +158,7 @@ class Check(Folder):
         result = self.check(CUDA_HOME="", PYTHONPATH=str(self.folder / "site"))
         self.assertEqual(result.returncode, 0, result.stdout)
         self.assertRegex(result.stdout, r"ok +libpretended.so.1 +\S+/site/nvidia/pretended/lib")
-        # The toolkit's go first, and programs are started with the folder that was found.
+        # The toolkit's libraries come first, and programs are started with the folder that was found.
         result = run("bash", "-c", f'. {self.folder}/env.sh; echo "$TRANCHE_CUDA_LIBRARIES $LD_LIBRARY_PATH"',
                      env={**os.environ, "CUDA_HOME": str(self.folder / "toolkit"), "LD_LIBRARY_PATH": "/driver",
                           "PYTHONPATH": str(self.folder / "site")})
@@ -185,7 +185,7 @@ class Check(Folder):
     def test_what_costs_some_tests_is_no_gap(self):
         write_program(self.folder / "scripts" / "run_mpi.sh", "echo no launcher; exit 1")
         self.says(0, "1 warnings", "warn +mpirun -n 2 +failed, .*: no launcher")
-        # Open MPI frames what it says.
+        # Open MPI frames its messages.
         write_program(self.folder / "scripts" / "run_mpi.sh", "echo '-----'; echo 'no listener'; echo '-----'; exit 1")
         self.says(0, "1 warnings", "warn +mpirun -n 2 +failed, .*: no listener")
         write_program(self.folder / "scripts" / "run_mpi.sh", "echo rank 0 is done; echo rank 1 is done")
@@ -217,7 +217,7 @@ class Check(Folder):
         result = run("bash", "-c", f"ulimit -v 50000000; '{self.folder}/check.sh' --allow-no-gpu",
                      env={**os.environ, "CUDA_HOME": str(self.folder / "toolkit")})
         self.assertIn("address space", result.stdout)
-        # Images of frameworks bring another Open MPI, and set variables for it.
+        # Images of frameworks contain another Open MPI and set variables for it.
         result = run("bash", "-c", f'. {self.folder}/env.sh; echo "$OPAL_PREFIX ${{OMPI_MCA_coll_hcoll_enable-unset}} ${{PMIX_RANK-unset}}"',
                      env={**os.environ, "OPAL_PREFIX": "/opt/hpcx", "OMPI_MCA_coll_hcoll_enable": "0", "PMIX_RANK": "0"})
         self.assertEqual(result.stdout, f"{self.folder}/deps/usr unset unset\n")
@@ -240,7 +240,7 @@ class Check(Folder):
         path = f"{self.folder}/host bin:{os.environ['PATH']}"
         self.says(0, "no gaps", "ok +GPU and driver +GPU of /driver\n", PATH=path, LD_LIBRARY_PATH="/driver")
         self.says(0, "no gaps", "ok +GPU and driver +GPU of none\n", PATH=path, LD_LIBRARY_PATH="")
-        # A person may have sourced env.sh before.
+        # A user may have sourced env.sh before.
         result = run("bash", "-c", f". {self.folder}/env.sh; . {self.folder}/env.sh; tranche_host nvidia-smi",
                      env={**os.environ, "PATH": path, "LD_LIBRARY_PATH": "/driver"})
         self.assertEqual(result.stdout, "GPU of /driver\n")
@@ -315,13 +315,13 @@ class TestList(unittest.TestCase):
         self.assertEqual([entry["filter"] for entry in entries], ["*", "-*Slow.*"])
         self.assertEqual([entry["environment"] for entry in entries], [[], []])
         self.assertEqual([entry["command"] for entry in entries], [["@BUILD@/tests/test_gpu"], ["@BUILD@/tests/test_more"]])
-        # A shard of what is left would be another shard.
+        # A shard of the remaining cases would be a different one.
         self.assertEqual([entry["environment"] for entry in entries], [[], []])
         self.assertTrue(all(entry["whole"] and entry["googletest"] for entry in entries))
 
 
-# A GoogleTest program, as far as suite.py sees one. Each case does what its name's last word says; the program ends itself
-# after a case with a CUDA error that stays (97) and in one that lasts too long (98), as the gpu programs do.
+# A GoogleTest program as suite.py sees it. Each case does what the last word of its name says. Like the gpu programs, it ends after a case
+# with a sticky CUDA error (97) and in a case that takes too long (98).
 GTEST = r"""
 import fnmatch, json, os, signal, sys, time
 wanted, out = os.environ.get("GTEST_FILTER", "*"), None
@@ -492,7 +492,7 @@ class Suite(Folder):
         text = (self.results / "summary.md").read_text()
         self.assertIn("3 faulted, 1 hung, 1 failed", text)
         self.assertLess(text.index("many S.b_faults"), text.index("| tests | many | failed"))
-        # Each case was begun once, but those that a dead process had not come to.
+        # Each case began once, except those that a dead process had not reached.
         self.assertEqual([line.split()[0] for line in self.started.read_text().splitlines()],
                          ["S.a", "S.c_breaks", "S.d", "S.f_fails", "S.h"])
 
@@ -523,8 +523,8 @@ class Suite(Folder):
         self.assertEqual(self.records["never"]["detail"], "status 127 before any case: cannot load; no case ended")
 
     def test_time_ends(self):
-        # Twice an equal share is for the first; the last has all that is left, and the first is resumed with the rest of it. The limit follows
-        # from what the others take on this machine as busy as it is now.
+        # The first program gets twice an equal share, the last one the rest, with which the first is also resumed. The limit is derived
+        # from the duration of the others on this machine at its present load.
         write_gtest(self.build / "tests" / "lasts", "S.a S.b_lasts S.c_lasts S.d_lasts")
         begin = time.time()
         self.suite("good", "good", "good", "good", "good", arguments=["--only", "tests"])
@@ -544,7 +544,7 @@ class Suite(Folder):
             write_gtest(self.build / "tests" / name, "S.a")
         ranks = self.entry(names[0], googletest=False, command=["@SOURCE@/scripts/run_mpi.sh", "2", "p"])
         self.suite(ranks, *names[1:], arguments=["--only", "tests", "--no-mpi", "no launcher"])
-        # Four at a time first, so that their records come in any order.
+        # The first four run at the same time, so their records are in any order.
         self.assertEqual(sorted(list(self.statuses())[:5]), [
             "test_device_gpu", "test_kernels_gpu", "test_kernels_layers_gpu", "test_kernels_matrix_gpu", "test_models_gpu"])
         self.assertEqual(list(self.statuses())[5:], [
@@ -573,7 +573,7 @@ class Suite(Folder):
         self.assertEqual(self.records["good"]["status"], "passed")
 
     def test_a_gpu_that_admits_one_process(self):
-        """Exclusive compute mode: the process that holds the context would keep all others out."""
+        """In exclusive compute mode the process that holds the context would exclude all others."""
         held = self.folder / "held"
         write_program(self.build / "tests" / "gpu_probe", f"""
 exec 9> '{held}'
@@ -646,7 +646,7 @@ esac""")
         self.assertEqual(self.records["faults"]["detail"], "1 faulted (S.b_faults), 2 passed, 1 skipped; 2 processes")
 
     def test_memcheck_must_find_what_is_wrong(self):
-        # It sees each allocation of its own, since tensors in one mapping would all be one to it.
+        # memcheck sees each tensor as an allocation; tensors in one mapping would all be one allocation to it.
         write_program(self.folder / "toolkit" / "bin" / "compute-sanitizer", r"""
 [ "$TRANCHE_PLAIN_DEVICE_MEMORY" = 1 ] || { echo 'no plain memory'; exit 99; }
 case "$*" in *kernel_bounds*) ;; *) exit 0 ;; esac
@@ -711,7 +711,7 @@ for tensor in 'add, tensor 0' 'add, tensor 1'; do echo "kernel_bounds: $tensor";
 
 
 class Resume(Suite):
-    """A second call goes on where the first ended. (It inherits setUp and helpers, and no tests run twice: see load_tests.)"""
+    """A second call continues where the first ended. (It inherits setUp and helpers; load_tests prevents tests from running twice.)"""
 
     def again(self, *programs, **more):
         return self.suite(*programs, arguments=["--only", "tests", "--resume"], **more)
@@ -772,7 +772,7 @@ class Resume(Suite):
 
 
 def load_tests(loader, standard, _):
-    """Resume has the helpers of Suite, and not its tests."""
+    """Resume has the helpers of Suite but not its tests."""
     chosen = unittest.TestSuite()
     for suite in standard:
         for test in suite:
@@ -876,7 +876,7 @@ class Parts(unittest.TestCase):
 
 
 class Flow(Folder):
-    """run.sh in an unpacked bundle of programs that pretend, with one fault of each kind."""
+    """run.sh in an unpacked bundle of fake programs, with one fault of each kind."""
 
     def test_each_fault_costs_only_itself(self):
         scripts = self.folder / "scripts" / "gpu"
@@ -950,8 +950,8 @@ def names_of(suite):
 
 
 def side_by_side():
-    """Runs all tests in five processes, as they wait most of the time for what hangs: those that wait for a limit of 20 seconds or more beside two
-    halves of the others. Returns the number of processes in which a test failed."""
+    """Runs all tests in five processes, because they mostly wait for hangs: tests that wait for a limit of 20 seconds or more run beside
+    two halves of the others. Returns the number of processes in which a test failed."""
     longest = ["Flow.test_each_fault_costs_only_itself", "Suite.test_benches_stopped_at_their_time_keep_their_figures", "Suite.test_time_ends"]
     others = [name for name in names_of(unittest.defaultTestLoader.loadTestsFromModule(sys.modules["__main__"])) if name not in longest]
     groups = [[name] for name in longest] + [others[::2], others[1::2]]

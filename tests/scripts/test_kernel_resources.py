@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/gpu/kernel_resources.py: what it reads of PTX and of ptxas, its rules, and the file that it keeps."""
+"""scripts/gpu/kernel_resources.py: the values that it reads from PTX and ptxas, its rules, and its file."""
 import pathlib
 import sys
 import unittest
@@ -66,7 +66,7 @@ class Kept(unittest.TestCase):
         self.assertEqual(resources.broken_rules(kernels), [])
         sources = {path.stem for path in resources.FILE.parent.glob("*.cu")} | {
             path.stem for path in (resources.ROOT / "kernels" / "rules").glob("*.h")}
-        without = {"launch", "copy_columns"}  # they have no kernel of their own
+        without = {"launch", "copy_columns"}  # they have no kernels
         self.assertEqual({source for source, _ in kernels}, sources - without, "each source of kernels is in the file")
 
 

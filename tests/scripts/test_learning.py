@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/learning.py with a program that only pretends to train: what it runs, compares, keeps and refuses."""
+"""scripts/learning.py with a fake training program: the runs, comparisons, kept results and refusals."""
 
 import json
 import os
@@ -59,11 +59,11 @@ def main():
         assert results["lines"][1]["met"] is True and results["runs"]["Muon"]["1"]["validation_loss"] == 2.0, results
 
         done, made = study(*some[:3], "1,2,3", *some[4:])
-        assert made == ["AdamW 3 20", "Muon 3 20"], made  # the others are there
+        assert made == ["AdamW 3 20", "Muon 3 20"], made  # the others exist
         done, made = study(*some[:4], "--steps", "30", status=2)
         assert made == [] and "is of another configuration, text or number of steps; take another folder" in done.stderr, done.stderr
 
-        # A variant that is not better, one that fails and is made again, one that the program refuses.
+        # A variant that is not better, one that fails and is run again, and one that the program refuses.
         done, _ = study("--only", "AdamW;AdamW, states in 8 bits;LAMB", "--seeds", "1", "--steps", "20", out="other", FAILS="Lamb",
                         status=1)
         assert "LAMB, seed 1: status 1; see" in done.stderr, done.stderr
@@ -75,7 +75,7 @@ def main():
         done, made = study("--only", "Adan", status=2)
         assert "no variant 'Adan' in formats; there are: AdamW; " in done.stderr, done.stderr
 
-        # Batches take as many sequences, not steps; a noise scale is the ratio of sums, and none where they are not above 0.
+        # Batches use the same number of sequences, not of steps. A noise scale is the ratio of sums; there is none if they are not above 0.
         done, made = study("--study", "batches", "--seeds", "1", "--steps", "20", out="batches")
         assert made == ["AdamW 1 80", "AdamW 1 5", "Lamb 1 5"], made
         noise = json.loads((folder / "batches/batches-noise.json").read_text(encoding="utf-8"))["series"][1]

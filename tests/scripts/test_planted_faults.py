@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""planted_faults.py: the list fits the sources; faults are found, not found or do not compile, and the tree is put back in any case."""
+"""planted_faults.py: the list fits the sources; faults are found, not found or do not compile; the tree is restored in any case."""
 import json
 import os
 import pathlib

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""scripts/quoted_outputs.py: what it takes for a quotation, what it finds stale, and what it writes, with a program that
-only pretends."""
+"""scripts/quoted_outputs.py: the quotations that it recognises, those that it finds stale, and those that it writes, with a fake program.
+"""
 import pathlib
 import stat
 import subprocess

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/sanitized_tests.py: which programs it chooses in a small history, and that each one's turn comes."""
+"""scripts/sanitized_tests.py: the programs that it chooses in a small history; each program's turn must come."""
 import json
 import os
 import pathlib

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/sweep_part.py: all parts together are everything, each part meets every value, and what cannot be understood ends the test."""
+"""scripts/sweep_part.py: all parts together are the whole, each part contains every value, and an invalid text ends the test."""
 import contextlib
 import io
 import os
@@ -16,7 +16,7 @@ import sweep_part  # noqa: E402
 
 
 def run(text, items, *arguments, **more):
-    """Returns (what is taken, what is printed)."""
+    """Returns (chosen items, output)."""
     out = io.StringIO()
     with mock.patch.dict(os.environ, {} if text is None else {sweep_part.VARIABLE: text}), contextlib.redirect_stdout(out):
         if text is None:
@@ -45,7 +45,7 @@ class SweepPart(unittest.TestCase):
             self.assertEqual({item[0] for item in taken}, {1, 2, 4})
             self.assertEqual({item[1] for item in taken}, {0, 1, 2, 3})
             self.assertLess(len(taken), 12)
-        # Values of two axes that look alike are two values.
+        # Equal values of two axes count as two values.
         self.assertEqual(len(run("0/3", [(0, 1), (1, 0), (1, 1)], lambda item: item)[0]), 2)
 
     def test_what_is_left_out_is_printed(self):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""test.sh and .ci/run: which suites they run, how they end, and what they print last. cmake and ctest only pretend."""
+"""test.sh and .ci/run: the suites that they run, their exit statuses and their last lines. cmake and ctest are fakes."""
 import os
 import pathlib
 import shutil
@@ -58,10 +58,10 @@ class TestScript(unittest.TestCase):
             shutil.copy(ROOT / name, self.root / name)
 
     def run_script(self, *arguments, cuda=False, failing="", broken="none", warning="none"):
-        """(status, output, what was built and tested)"""
+        """Returns (status, output, what was built and tested)."""
         calls = self.root / "calls"
         calls.write_text("")
-        # The machine's own toolkit is out of sight: CUDA_HOME and CUDA_PATH say where one is looked for.
+        # Hides the machine's own toolkit: CUDA_HOME and CUDA_PATH name the places that are searched.
         path = os.pathsep.join(folder for folder in os.environ["PATH"].split(os.pathsep) if not (pathlib.Path(folder) / "nvcc").exists())
         toolkit = self.root / ("cuda" if cuda else "none")
         environment = dict(os.environ, PATH=f"{self.root}/bin:{path}", CALLS=str(calls), CUDA_HOME=str(toolkit), CUDA_PATH=str(toolkit),
@@ -95,7 +95,7 @@ class TestScript(unittest.TestCase):
         self.assertIn("-DTRANCHE_CUDA=AUTO -DCMAKE_CUDA_ARCHITECTURES=90-real", self.calls)
         self.assertIn("-L ^(gpu|cuda)$", self.calls)
         self.assertIn("41 CUDA sources and 12 C++ sources compiled, 9 of them again, of 400", output)
-        # Configured so, the folder is gone on with.
+        # A folder that is configured so continues to be used.
         self.assertEqual(self.run_script("scripts/test.sh", cuda=True)[2], RELEASE)
         self.assertIn("-DTRANCHE_CUDA=AUTO", self.calls)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tidy.sh: planted violations fail, clean files pass, --changed checks what the last commits changed."""
+"""tidy.sh: planted violations fail, clean files pass, --changed checks the files that the last commits changed."""
 import json
 import pathlib
 import shutil
@@ -15,7 +15,7 @@ int* nothing() {
 }
 }  // namespace tranche
 """
-# (what stands in the file, the check that must name it)
+# (contents of the file, check that must report it)
 PLANTED = [
     (CLEAN.replace("nullptr", "0"), "modernize-use-nullptr"),
     (CLEAN.replace("nothing", "giveNothing"), "readability-identifier-naming"),
@@ -79,7 +79,7 @@ class Tidy(unittest.TestCase):
     def test_changed_takes_the_last_commits_and_the_working_tree(self):
         self.write("core/first.cpp", PLANTED[0][0])
         self.commit()
-        # The oldest commit that is there changes all files, as far as anybody knows: a shallow clone has no other.
+        # In a shallow clone the oldest commit seems to change all files.
         self.assertEqual(self.tidy("--changed"), (0, "tidy: no files to check\n"))
         self.write("core/second.cpp", CLEAN)
         self.commit()

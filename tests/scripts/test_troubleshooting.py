@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Holds docs/reference/troubleshooting.md to the program: what stands there in quotation marks as said by the program has to be
-in the sources, word for word; "..." stands for anything.
+"""Compares docs/reference/troubleshooting.md with the program: texts in quotation marks that the page attributes to the program must be in
+the sources, word for word; "..." stands for any text.
 """
 import pathlib
 import re
@@ -11,7 +11,7 @@ FOLDERS = ["core", "device", "partition", "kernels", "comm", "optim", "offload",
 
 
 def literals():
-    """The text of all sources' literals: neighbours are one, what is filled in at run time is a gap."""
+    """The text of all string literals in the sources: adjacent ones are joined, and values that are filled in at run time are gaps."""
     text = []
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.cpp")):

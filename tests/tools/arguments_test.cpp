@@ -218,7 +218,7 @@ TEST(Arguments, Studies) {
   EXPECT_TRUE(options.scale.strong);
   EXPECT_EQ(options.scale.hostfile, "h");
   EXPECT_THAT(options.scale.launcher_arguments, ElementsAre("--map-by", "node", "--set"));
-  // The flags that runs get, as they were given; the model is theirs in any case.
+  // The flags of runs, as they were given; the model is always among them.
   EXPECT_THAT(options.scale.train_flags, ElementsAre("--model", "m", "--set", "a.b=1", "--set", "c=2",
                                                      "--offload-activations", "--threads", "2"));
   EXPECT_THAT(options.set, ElementsAre("a.b=1", "c=2"));
@@ -320,7 +320,7 @@ TEST(Arguments, ValuesThatAreNone) {
   EXPECT_EQ(error_of({"checkpoint", "export", "a"}), "--to is missing; see tranche checkpoint export --help");
   EXPECT_THAT(error_of({"train", "--steps", "0"}),
               HasSubstr("--steps is 0, but must be between 1 and 1000000000000"));
-  // Numbers that the parser would take as others.
+  // Numbers that the parser would interpret differently.
   const std::string seeds = "but must be between 0 and 9223372036854775807";
   EXPECT_THAT(error_of({"train", "--seed", "9223372036854775999"}),
               HasSubstr("--seed is 9223372036854775999, " + seeds));
@@ -375,7 +375,7 @@ TEST(Arguments, HelpNamesTypesValuesAndDefaultsInGroups) {
   }
   for (const char* group : {"\nSteps:\n", "\nCheckpoints:\n"}) EXPECT_THAT(help, HasSubstr(group));
   for (const char* line :
-       {"  --model NAME|FILE           preset or Hugging Face config.json [gpt-mini]\n",
+       {"  --model PRESET|FILE         preset or Hugging Face config.json [gpt-mini]\n",
         "  --stage 0|1|2|3             ZeRO stage\n",
         "  --device cpu|cuda           where a rank computes [cpu]\n",
         "  --offload-optimizer none|cpu|nvme\n                              where master weights",

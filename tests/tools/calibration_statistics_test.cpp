@@ -21,7 +21,7 @@ TEST(CalibrationStatistics, EachRateIsTheMedianOfItsPassesAlone) {
     return std::vector<planner::ProductTable>{{DataType::float32, "nn", {64}, {a, b}},
                                               {DataType::bfloat16, "tn", {64}, {c}}};
   };
-  // Each pass has one rate that something disturbed.
+  // Each pass has one rate that was disturbed.
   const std::vector<planner::ProductTable> tables =
       median_tables({pass(1, 20, 300), pass(10, 2, 310), pass(12, 22, 3)});
   ASSERT_EQ(tables.size(), 2U);
@@ -57,7 +57,8 @@ TEST(CalibrationStatistics, TablesTakeThePlaceOfThoseOfTheSameKernelAndDtype) {
 }
 
 TEST(CalibrationStatistics, RanksThatWaitTakeWhatTheSlowestTakes) {
-  // Own steps of 100 ms in the middle, met after 110: one in ten, whatever single steps did.
+  // A median step takes 100 ms on this rank and 110 ms until all ranks have met: 10 % more, independent of
+  // single steps.
   const SharedSteps visit{{0.110, 0.500, 0.108, 0.110, 0.109}, {0.100, 0.100, 0.099, 0.300, 0.101}};
   EXPECT_DOUBLE_EQ(waiting_factor({visit}), 0.110 / 0.100);
   const SharedSteps more{{0.012, 0.012, 0.012}, {0.010, 0.010, 0.010}};
@@ -91,7 +92,7 @@ TEST(CalibrationStatistics, SlowingDownReachesAllThatIsComputed) {
   EXPECT_DOUBLE_EQ(share.kernels[0].time.points[0].second, 2.5e-6);
   EXPECT_DOUBLE_EQ(share.kernels[0].time.points[1].second, 5e-6);
   EXPECT_EQ(share.kernels[0].time.points[0].first, 1024);
-  EXPECT_EQ(share.memory_bytes_per_second, 40e9);  // of streams, whoever waits
+  EXPECT_EQ(share.memory_bytes_per_second, 40e9);  // measured on streams, independent of waiting
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// tranche checkpoint list, verify, show and diff, as people and scripts see them.
+// tranche checkpoint list, verify, show and diff, for people and for scripts.
 
 #include <gmock/gmock.h>
 
@@ -227,7 +227,7 @@ TEST_F(CheckpointCommand, ShowsTheStagesOfAPipeline) {
   save();
   EXPECT_THAT(checkpoint_command({"show", run_}).out, Not(HasSubstr("\n  pipeline ")));
   EXPECT_FALSE(parsed(checkpoint_command({"show", run_, "--json"})).contains("pipeline_stages"));
-  // Stages are the fastest axis: neighbours are stages of one data rank.
+  // The axis pipeline is the fastest: neighbours are stages of one data rank.
   save({.world = 4, .mesh = "shard=2, pipeline=2", .step = 8});
   const ProgramResult result = checkpoint_command({"show", run_});
   EXPECT_EQ(result.status, 0) << result.errors;
@@ -313,7 +313,7 @@ TEST_F(CheckpointCommand, PathsThatAreNoCheckpoints) {
     EXPECT_THAT(refused(folder_.write("file", "x")), HasSubstr("it is a file, not a folder"));
     EXPECT_THAT(refused(folder_.path("")), HasSubstr("there is no complete checkpoint"));
   }
-  // The newest is passed over with a note when it is not complete.
+  // The newest is skipped with a note if it is incomplete.
   save({.step = 1});
   std::filesystem::remove(save({.step = 2}) + "/shard-00000-of-00001.h5");
   const ProgramResult result = checkpoint_command({"show", run_});
@@ -333,7 +333,7 @@ TEST_F(CheckpointCommand, DiffOfAnyNumbersOfRanks) {
   EXPECT_THAT(result.out,
               AllOf(HasSubstr("(step 1, 1 rank, stage 2)"), HasSubstr("(step 2, 3 ranks, stage 2)"),
                     HasSubstr("84 compared"), HasSubstr("equal to the bit")));
-  result = checkpoint_command({"diff", one, run_});  // its newest: step 3
+  result = checkpoint_command({"diff", one, run_});  // the newest one there: step 3
   EXPECT_EQ(result.status, 1);
   EXPECT_THAT(result.out, AllOf(HasSubstr("weight of transformer.wte.weight: "), HasSubstr("84 differ")));
   result = checkpoint_command({"diff", one, other, "--json"});

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""checkpoint_program_test.py PROGRAM: three ranks train and save; one process lists, verifies, shows, exports and imports;
-h5py reads the same weights from model.h5 as are in the exported safetensors; generate writes the same from all of them.
+"""checkpoint_program_test.py PROGRAM: three ranks train and save; one process lists, verifies, shows, exports and imports. h5py reads the
+same weights from model.h5 as the exported safetensors contain, and generate writes the same text from all of them.
 """
 import json
 import os
@@ -76,7 +76,7 @@ def main(folder):
     assert {entry["what"] for entry in difference["differences"]} == {"only_in_first"}, "weights are equal, state is not imported"
     tranche("checkpoint", "list", run, ranks=2, status=2)
     tranche(*train, "--resume-weights-only", folder / "imported")
-    tranche(*train, "--resume", folder / "imported", status=4)  # there is no optimizer state to go on with
+    tranche(*train, "--resume", folder / "imported", status=4)  # there is no optimizer state to continue with
 
     def written(source, *more, ranks=0):
         return tranche("generate", "--from", source, "--prompt", "the ca", "--tokens", 25, "--threads", 1, *more, ranks=ranks)
@@ -84,7 +84,7 @@ def main(folder):
     alone = written(run)
     assert alone.startswith(b"the ca") and len(alone) == 6 + 25 + 1, alone
     assert written(run, "--stage", 3, ranks=2) == alone
-    # A folder says nothing of the sequences: all positions would be seen, so only while the text is shorter are they equal.
+    # A folder does not contain the sequence length, so all positions would be visible. The texts are equal only while they are shorter.
     greedy = ("--greedy", "--tokens", 7)
     assert written(folder / "hf", *greedy) == written(folder / "imported", *greedy) == written(run, *greedy)
 

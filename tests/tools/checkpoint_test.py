@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""checkpoint_test.py PROGRAM SUITE: the tranche program saves, resumes and is asked to stop, in processes of its own.
+"""checkpoint_test.py PROGRAM SUITE: the tranche program saves, resumes and is asked to stop, in separate processes.
 
-Suites: resume, mixture, adapters, stop, disk. Every failed check prints the command that shows it.
+Suites: resume, mixture, adapters, stop, disk. Every failed check prints the command that reproduces it.
 """
 
 import filecmp
@@ -20,8 +20,8 @@ import time
 PROGRAM, SUITE = os.path.abspath(sys.argv[1]), sys.argv[2]
 RUN_MPI = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts", "run_mpi.sh")
 FOLDER = tempfile.TemporaryDirectory(prefix="tranche-test-")
-LIMIT = 60  # seconds; a job that is still there then hangs
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would what is started here
+LIMIT = 60  # seconds; a job that still runs then counts as hung
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would processes started here
 failures = []
 
 
@@ -58,7 +58,7 @@ def fail(what, line, output):
 
 
 def run(arguments, ranks, status=0, texts=(), line=None):
-    """Standard output and error together; checks status and texts."""
+    """Returns standard output and error together; checks status and texts."""
     line = line or command(arguments, ranks)
     done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
                           timeout=LIMIT + 15, env=environment(), check=False)
@@ -71,7 +71,7 @@ def run(arguments, ranks, status=0, texts=(), line=None):
 
 
 def train(arguments, ranks, texts=(), base=None):
-    """The report of a run that ends well; None when it does not."""
+    """Returns the report of a successful run; None if it fails."""
     report = path("report.json")
     if os.path.exists(report):
         os.remove(report)
@@ -101,14 +101,14 @@ def suite_resume():
                   ["no checkpoint in", "step-00000003 is complete", "step-00000004 is complete"])
     expect(losses(first) == losses(reference)[:4], "saving changes no loss")
     shutil.copytree(folder, path("kept"))
-    # The same number of ranks, another stage: the same bits as if it had never stopped.
+    # The same number of ranks at another stage: the same bits as without the interruption.
     rest = train(base + save + ["--stage", "3", "--steps", "7", "--digest-every", "1"], 2,
                  ["zero_optimization.stage is 3, was 2: the command line wins"])
     expect(rest["resumed"]["state_digest"] == reference["steps"][3]["state_digest"], "the state loaded is that of step 4")
     for key in ("weights_digest", "state_digest"):
         expect(rest.get(key) == reference[key], f"{key} of a run that was resumed on as many ranks")
     expect(losses(rest) == losses(reference)[4:], "losses of a run that was resumed on as many ranks")
-    # More and fewer ranks, split otherwise: the same samples, sums that round otherwise.
+    # More and fewer ranks with another division: the same samples, with sums that round differently.
     for ranks, micro, stage in ((3, 4, 1), (1, 12, 0)):
         shutil.rmtree(folder)
         shutil.copytree(path("kept"), folder)
@@ -118,13 +118,13 @@ def suite_resume():
         expect(other["resumed"]["samples"] == 48, "4 steps of 12 samples came before")
         worst = max((abs(a - b) for a, b in zip(losses(other), losses(reference)[4:])), default=1)
         expect(worst < 1e-5 and len(other["steps"]) == 3, f"losses of {ranks} ranks differ by {worst} from those of 2")
-    # Rank 0 alone finds it, and all end in order.
+    # Only rank 0 finds it, and all end normally.
     model = write("other.json", json.dumps(dict(SHAPE, n_layer=2)).encode())
     run(TINY + base + save + ["--model", model], 2, 4, ["is of another model", "n_layer is 3 there, 2 here"])
     run(["evaluate", "--model", MODEL, "--data", TEXT, "--sequence", "13", "--threads", "1",
          "--debug-peak-seconds", "0.01", "--from", path("kept")], 3, 0,
         ["validation loss of " + path("kept", "step-00000004")])
-    # A model of two layers takes what it has of the three, on all ranks.
+    # A model of two layers loads the matching ones of the three, on all ranks.
     part = train(base + ["--stage", "3", "--model", model, "--resume", path("kept"), "--partial", "--steps", "5"], 3,
                  ["the model's n_layer is 2, was 3: the command line wins",
                   "tensor transformer.h.2.ln_1.weight of " + path("kept", "step-00000004") + ": passed over"])
@@ -133,7 +133,7 @@ def suite_resume():
 
 
 def tensors_of(file):
-    """The fp32 tensors of a file of safetensors, by name."""
+    """Returns the fp32 tensors of a safetensors file, by name."""
     with open(file, "rb") as opened:
         content = opened.read()
     (length,) = struct.unpack("<Q", content[:8])
@@ -148,7 +148,7 @@ def tensors_of(file):
 
 
 def suite_adapters():
-    """Adapters whose layers the axis tensor cuts: PEFT's files are those of one rank."""
+    """Adapters whose layers the axis tensor cuts: the PEFT files equal those of one rank."""
     base = path("base")
     train(["--dtype", "fp32", "--micro-batch", "6", "--steps", "1", "--checkpoint-dir", base], 0)
     flags = ["--dtype", "fp32", "--micro-batch", "6", "--resume-weights-only", base, "--set", "tranche.lora.rank=3", "--set",
@@ -160,7 +160,7 @@ def suite_adapters():
         run(["checkpoint", "export", path(name), "--to", path(name + "-peft"), "--peft"], 0)
         return losses(report), path(name + "-peft", "adapter_model.safetensors")
 
-    # Without a rate the adapters are those that were drawn.
+    # With a learning rate of 0 the adapters stay as they were drawn.
     still = ["--steps", "1", "--lr", "0"]
     (_, one), (_, cut) = exported("still", 0, still), exported("still-cut", 3, still)
     expect(filecmp.cmp(one, cut, shallow=False), "adapters that were drawn are exported to the same file")
@@ -177,7 +177,8 @@ def suite_adapters():
 
 
 def token_file(name, documents):
-    """A file as `tranche tokenize` writes it: bytes, ends of documents, and of each document its first half not learned."""
+    """A file in the format of `tranche tokenize`: bytes, ends of documents, and a mask in which the first half of each document is not
+    learned."""
     tokens, ends, targets = b"", b"", b""
     for document in documents:
         tokens += document
@@ -193,7 +194,8 @@ def token_file(name, documents):
 
 
 def suite_mixture():
-    """A mixture of packed documents and text goes on in the middle, by other numbers of ranks, with the samples that would have come."""
+    """A mixture of packed documents and text continues in the middle, on other numbers of ranks, with the samples that would have followed.
+    """
     shape = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 24, "intermediate_size": 37, "num_hidden_layers": 2,
              "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 32, "initializer_range": 0.3}
     documents = [bytes(33 + (7 * i + j * j) % 90 for j in range(3 + 5 * i % 17)) for i in range(300)]
@@ -216,7 +218,7 @@ def suite_mixture():
 
 
 def masked_ranks():
-    """Steps in which a rank has nothing to learn are those of a rank that has the whole batch."""
+    """Steps in which one rank has nothing to learn equal those of one rank with the whole batch."""
     lines = [{"prompt": f"{n} " * 60, "completion": f"is {n}. " * 30} for n in range(30)]
     text, tokens = path("prompts.jsonl"), path("prompts.safetensors")
     write("prompts.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
@@ -235,7 +237,7 @@ def masked_ranks():
 
 
 class Job:
-    """A run that goes on while it is looked at."""
+    """A run that continues while it is observed."""
 
     def __init__(self, arguments, ranks):
         self.line = command(TINY + arguments, ranks)
@@ -258,7 +260,7 @@ class Job:
         self.ranks = self.find_ranks()
 
     def find_ranks(self):
-        """Processes of the program in the job's session."""
+        """Finds the processes of the program in the job's session."""
         found = []
         for entry in os.listdir("/proc"):
             try:
@@ -312,14 +314,14 @@ def suite_stop():
         expect(os.listdir(folder).count(f"step-{last:08d}") == 1, f"{name}: its folder is there")
         return written, last
 
-    # mpirun hands SIGUSR1 to its ranks.
+    # mpirun forwards SIGUSR1 to its ranks.
     first, last = stopped("usr1", lambda job: os.kill(job.process.pid, signal.SIGUSR1), "by SIGUSR1")
     if first:
         rest = train(["--stage", "2", "--steps", str(last + 2), "--checkpoint-dir", path("usr1"), "--resume", "latest"], 3)
         whole = train(["--stage", "2", "--steps", str(last + 2)], 3)
         expect(rest["weights_digest"] == whole["weights_digest"], "a run that was stopped and resumed has the same bits")
 
-    # One rank alone, and all of them, more than once: as the manager of the nodes may do it.
+    # A signal to a single rank, and to all ranks several times, as the manager of the nodes may send it.
     stopped("term", lambda job: os.kill(job.ranks[-1], signal.SIGTERM), "stopped after step")
 
     def repeatedly(job):
@@ -336,7 +338,7 @@ def suite_stop():
     stopped("int", lambda job: os.kill(job.process.pid, signal.SIGINT), "by SIGINT", 0, 0)
     stopped("int2", lambda job: os.kill(job.ranks[0], signal.SIGINT), "by SIGINT", 2)
 
-    # In a hang nobody asks for the first one; the second ends it.
+    # In a hang nothing polls for the first signal; the second ends it.
     job = Job(["--steps", "1000000", "--log-every", "1", "--checkpoint-dir", path("hangs"), "--debug-hang", "0:4"], 0)
     job.wait_for("step       3/1000000")
     os.kill(job.process.pid, signal.SIGINT)
@@ -345,7 +347,7 @@ def suite_stop():
     os.kill(job.process.pid, signal.SIGINT)
     job.end(-signal.SIGINT, [], 5)
 
-    # Without a folder for checkpoints nothing is taken: the signal ends the run as ever.
+    # Without a checkpoint folder no signal is handled, so it ends the run as usual.
     job = Job(["--steps", "1000000", "--log-every", "1"], 0)
     job.wait_for("step       3/1000000")
     os.kill(job.process.pid, signal.SIGTERM)
@@ -353,8 +355,8 @@ def suite_stop():
 
 
 def suite_disk():
-    """A disk that fills up, a file that may not grow, a folder that cannot be written: told, and nothing lost."""
-    # Some 1.5 MiB a checkpoint.
+    """A disk that fills up, a file that may not grow, and a folder that cannot be written: reported, and nothing is lost."""
+    # Some 1.5 MiB per checkpoint.
     model = write("larger.json", json.dumps(dict(SHAPE, n_head=4, n_embd=64, n_inner=256, n_layer=2)).encode())
     for ranks in (0, 3):
         name = f"limit{ranks}"

@@ -70,7 +70,8 @@ TEST(Child, IsEndedWithAllItStartedWhenTimeIsUp) {
   EXPECT_LT(result.seconds, 9) << "without waiting for SIGKILL";
   EXPECT_GT(ticks, 1);
   const pid_t grandchild = std::stoi(test::read_file(folder.path("log")));
-  // Its own parent is gone: whoever inherits it reaps it, so that it may be there for a while, but ended.
+  // Its own parent has ended. The process that inherits it collects its status, so it may exist for a while,
+  // but has ended.
   for (int tries = 0; tries < 100 && ::kill(grandchild, 0) == 0; ++tries) {
     if (test::read_file("/proc/" + std::to_string(grandchild) + "/stat").find(") Z") != std::string::npos)
       break;
@@ -97,7 +98,7 @@ TEST(Child, IsEndedBeforeItHasBecomeTheProgram) {
   const TemporaryFolder folder;
   for (int i = 0; i < 20; ++i) {
     training::StopSignals signals({SIGINT, SIGTERM});
-    ::raise(SIGTERM);  // the child is told as soon as it is there
+    ::raise(SIGTERM);  // the child receives it as soon as it exists
     const ChildResult result = run_child(shell(folder, "exec sleep 60"), signals);
     EXPECT_EQ(result.status, 128 + SIGTERM);
     ASSERT_LT(result.seconds, 9) << "without waiting for SIGKILL";

@@ -157,7 +157,7 @@ TEST(IdentityChanges, OtherBytesInTheSameFiles) {
 
 TEST(RequireSameModel, NamesBothSides) {
   models::GptConfig model = models::GptConfig::preset("gpt-nano");
-  model.inner = model.inner_width();  // said, but the same
+  model.inner = model.inner_width();  // given explicitly, but the same
   model.residual_dropout = 0.5f;
   model.initializer_range = 0.5f;
   EXPECT_NO_THROW(require_same_model(identity(), identity(model), "ckpt/step-00000004"));

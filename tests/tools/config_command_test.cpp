@@ -1,4 +1,4 @@
-// tranche config check, as people and programs read it.
+// tranche config check, for people and for programs.
 #include "tools/config_command.h"
 
 #include <gmock/gmock.h>
@@ -118,7 +118,8 @@ TEST(ConfigCommand, WhatIsNoConfigurationIsAnError) {
               HasSubstr("'chek' is no command of tranche config (did you mean check?)"));
 }
 
-/// The table of tests/configs: refused files have status 2 and their texts, the others their notes.
+/// The files of the table in tests/configs: refused files have status 2 and their texts, the others their
+/// notes.
 TEST(ConfigCommand, EveryFileOfTheTable) {
   const std::string folder = TRANCHE_CONFIGS "/";
   const auto outcomes = nlohmann::json::parse(test::read_file(folder + "outcomes.json"));
@@ -127,7 +128,7 @@ TEST(ConfigCommand, EveryFileOfTheTable) {
     EXPECT_EQ(done.status, expected.contains("refused") ? 2 : 0) << name << done.out << done.errors;
     std::istringstream lines(done.out);
     std::string line;
-    std::getline(lines, line);  // with the path, which may be long
+    std::getline(lines, line);  // contains the path, which may be long
     while (std::getline(lines, line)) {
       const bool one_word = line.find(' ', line.find_first_not_of(' ')) == std::string::npos;
       EXPECT_TRUE(line.size() <= 100 || one_word) << name << ": " << line;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of scripts/dictionary_text.py: on a small dictionary, what is kept, what is left out, and that it is deterministic."""
+"""Tests scripts/dictionary_text.py on a small dictionary: what it keeps, what it leaves out, and that it is deterministic."""
 
 import gzip
 import os

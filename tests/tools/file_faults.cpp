@@ -1,17 +1,20 @@
-// A library for LD_PRELOAD, whose calls on files fail where scripts/fault_test.py says so: what a disk, a
-// full file system or the end of the process does to a program that knows nothing of it.
+// A library for LD_PRELOAD, whose calls on files fail where scripts/fault_test.py specifies: it imitates what
+// a disk, a full file system or the end of the process does to a program.
 //
-// TRANCHE_FAULTS_BELOW   folder by its absolute path: only calls on what is in it count. What differs from
-// run to run in the names
-//                        of temporary files is read as "*".
-// TRANCHE_FAULTS_LOG     file to which each such call is appended: rank, call, path below the folder,
-// occurrence (from 1) TRANCHE_FAULTS_AT      the call that is struck, as a line of the log
-// TRANCHE_FAULTS_ACTION  what becomes of it: a number (errno), "kill" (SIGKILL before it), "killed" (SIGKILL
-// after it), "short" (reads and
-//                        writes transfer one byte less than half), "slow" (0.3 s)
-// TRANCHE_FAULTS_TIMES   how many calls of its kind on its path are struck from there on (1); 0: all
+// TRANCHE_FAULTS_BELOW   a folder by its absolute path; only calls on its contents count. The random parts of
+// names
+//                        of temporary files are replaced by "*".
+// TRANCHE_FAULTS_LOG     a file to which each such call is appended: rank, call, path below the folder,
+// occurrence
+//                        (from 1)
+// TRANCHE_FAULTS_AT      the call that is disturbed, as a line of the log
+// TRANCHE_FAULTS_ACTION  its fault: a number (errno), "kill" (SIGKILL before it), "killed" (SIGKILL after
+// it),
+//                        "short" (reads and writes transfer one byte less than half), "slow" (0.3 s)
+// TRANCHE_FAULTS_TIMES   the number of calls of its kind on its path that are disturbed from there on (1); 0:
+// all
 //
-// io_uring is answered with ENOSYS, so that all transfers are calls that can be struck.
+// io_uring calls return ENOSYS, so that all transfers are calls that can be disturbed.
 
 #include <dirent.h>
 #include <dlfcn.h>
@@ -60,7 +63,7 @@ struct Plan {
   }
 };
 
-// It is never destroyed: calls come until the process is gone.
+// This is never destroyed, because calls continue until the process has ended.
 Plan& plan() {
   static Plan& only = *new Plan;
   return only;
@@ -73,7 +76,7 @@ std::string path_of(int descriptor) {
   return length > 0 ? std::string(path, static_cast<std::size_t>(length)) : "";
 }
 
-/// The path below the folder, what differs from run to run read as "*"; empty elsewhere.
+/// The path below the folder, with random parts replaced by "*"; empty for other paths.
 std::string counted(std::string path) {
   const std::string& below = plan().below;
   if (below.empty() || path.empty()) return {};
@@ -97,7 +100,7 @@ void die() {
   for (;;) pause();
 }
 
-/// Counts a call and says what becomes of it; of a failure errno is set.
+/// Counts a call and returns its fault, if any; sets errno for a failure.
 Verdict strike(const char* call, const std::string& path) {
   const std::string name = counted(path);
   if (name.empty()) return Verdict::pass;
@@ -133,7 +136,7 @@ Function next(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
 }
 
-/// `run()` behind a strike, or `failure`.
+/// Returns `run()` after the fault, or `failure`.
 template <class Result, class Run>
 Result struck(const char* call, const std::string& path, Result failure, Run run) {
   const Verdict verdict = strike(call, path);
@@ -143,7 +146,7 @@ Result struck(const char* call, const std::string& path, Result failure, Run run
   return result;
 }
 
-/// Reads and writes, which may also be cut short.
+/// For reads and writes, which may also be shortened.
 template <class Run>
 ssize_t transferred(const char* call, int descriptor, std::size_t bytes, Run run) {
   const Verdict verdict = strike(call, path_of(descriptor));
@@ -166,7 +169,7 @@ int open(const char* path, int flags, ...) {
                      : (flags & O_DIRECTORY) != 0 ? "open_folder"
                      : (flags & O_ACCMODE) != 0   ? "open_write"
                                                   : "open";
-  // A file is opened a second time, past the page cache, by its number.
+  // A file is opened a second time by its descriptor, without the page cache.
   const std::string name =
       std::strncmp(path, "/proc/self/fd/", 14) == 0 ? path_of(std::atoi(path + 14)) : path;
   return struck<int>(call, name, -1,

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""findings_test.py PROGRAM [NUMBER ...]: careless clusters and hostile files, each case as it was first seen to go wrong.
+"""findings_test.py PROGRAM [NUMBER ...]: misconfigured clusters and hostile files; each case reproduces the first observation of its
+failure.
 
 The numbers are those of the reliability review that found them in the program of commit 1f4c68f, where each of these fails.
 """
@@ -24,7 +25,7 @@ from sweep_part import part_of_count  # noqa: E402
 PROGRAM = os.path.abspath(sys.argv[1])
 RUN_MPI = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts", "run_mpi.sh")
 FOLDER = tempfile.TemporaryDirectory(prefix="tranche-test-")
-LIMIT = 240  # seconds after which a command counts as hung; none that is as it should be waits for it, however busy the machine
+LIMIT = 240  # seconds after which a command counts as hung; a correct one never takes so long, however busy the machine
 MODEL = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 257, "n_positions": 16}
 failures = []
 
@@ -46,7 +47,7 @@ def start(arguments, out=subprocess.PIPE, program=None, **how):
 
 
 def end(job):
-    """(status or "hung", output)"""
+    """Returns (status or "hung", output)."""
     try:
         out, errors = job.communicate(timeout=LIMIT)
     except subprocess.TimeoutExpired:
@@ -79,21 +80,21 @@ def train(model=None, data=None, **flags):
 
 
 def mpirun(first, *others):
-    """A rank a line. All are refused before the first step and end by themselves, so mpirun need not wait before it ends the job."""
+    """One line per rank. All are refused before the first step and end by themselves, so mpirun need not wait before it ends the job."""
     words = first + [word for line in others for word in [":", "-n", "1", PROGRAM] + line]
     environment = dict(os.environ, TRANCHE_MPI_TIMEOUT=str(LIMIT), OMPI_MCA_odls_base_sigkill_timeout="0")
     return run(words, program=[RUN_MPI, "1", PROGRAM], env=environment)
 
 
 def wait_until(there, job):
-    """Returns once `there` holds, or the job has ended, or at LIMIT."""
+    """Returns when `there` holds, when the job has ended, or at LIMIT."""
     limit = time.time() + LIMIT
     while not there() and job.poll() is None and time.time() < limit:
         time.sleep(0.01)
 
 
 def digest(text):
-    """XXH3-64, as a manifest's first line holds it."""
+    """XXH3-64, as in a manifest's first line."""
     library = ctypes.CDLL(ctypes.util.find_library("xxhash") or "libxxhash.so.0")
     library.XXH3_64bits.restype = ctypes.c_uint64
     library.XXH3_64bits.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
@@ -101,7 +102,7 @@ def digest(text):
 
 
 def crafted(name, change):
-    """A run's folder with a checkpoint of step 6 whose manifest is changed, its digest made right. Returns its folder."""
+    """Makes a run's folder with a checkpoint of step 6 whose manifest is changed and has a correct digest. Returns its folder."""
     if not os.path.isdir(path("whole")):
         status, text = run(train(steps=6, save_every=6, checkpoint_dir=path("whole")))
         assert status == 0, text
@@ -119,7 +120,7 @@ def crafted(name, change):
 
 
 def refused_checkpoint(what, folder, *texts):
-    """By every command that opens it; `list` passes over what it cannot read."""
+    """Expects a refusal by every command that opens it; `list` skips checkpoints that it cannot read."""
     newest = os.path.join(folder, "step-00000006")
     expect(f"{what}: show", run(["checkpoint", "show", newest]), 4, *texts)
     expect(f"{what}: export", run(["checkpoint", "export", newest, "--to", path("to")]), 4, *texts)
@@ -128,7 +129,7 @@ def refused_checkpoint(what, folder, *texts):
 
 
 def finding_1():
-    """A job that was started twice."""
+    """A job that is started twice."""
     folder = path("dbl")
     with tempfile.TemporaryFile() as out:
         job_started_twice(folder, out)
@@ -150,7 +151,7 @@ def job_started_twice(folder, out):
 
 
 def finding_2():
-    """Ranks that read different data; flags that only one has."""
+    """Ranks that read different data, and flags that only one rank has."""
     cases = []
     for name, data in (("other", b"x" * 4000), ("shorter", b"the cat sat on a mat\n" * 100)):
         cases.append((f"2: {name} data", train(steps=3, stage=3), train(steps=3, stage=3, data=write(f"{name}.txt", data)), "my.txt", "rank 1"))
@@ -163,7 +164,7 @@ def finding_2():
 
 
 def finding_3():
-    """Output flags that point at what is no file."""
+    """Output flags that name something other than a file."""
     node = path("null")
     if os.geteuid() == 0:
         subprocess.run(["mknod", node, "c", "1", "3"], check=True)
@@ -180,7 +181,7 @@ def finding_3():
 
 
 def finding_4():
-    """A data file that is cut off while it is read."""
+    """A data file that is truncated while it is read."""
     data = write("cut.txt", b"the cat sat on a mat and saw seven rats\n" * 1000)
     job = start(train(steps=1000000, max_seconds=LIMIT, data=data))
     text = b""
@@ -192,7 +193,7 @@ def finding_4():
 
 
 def finding_5():
-    """JSON that is nested without end."""
+    """JSON with endless nesting."""
     deep = "[" * 200000 + "]" * 200000
     expect("5: --config", run(["plan", "--model", "gpt-nano", "--config", write("deep.json", '{"gradient_clipping":' + deep + "}")]), 2, "nested deeper than 64")
     expect("5: --model", run(["plan", "--model", write("deep-model.json", deep)]), 2, "nested deeper than 64")
@@ -204,7 +205,7 @@ def finding_5():
 
 
 def finding_6():
-    """Counts that are trusted."""
+    """Counts in files that are trusted."""
     for name, value in (("n_layer", 3000000), ("n_layer", 2**40), ("n_positions", 2**55), ("vocab_size", 2**55)):
         expect(f"6: {name} {value}", run(["plan", "--model", write("large.json", json.dumps({**MODEL, name: value}))]), 2, name)
     manifest = write("sparse/step-00000006/manifest.json", "")
@@ -241,14 +242,14 @@ def finding_8():
 
 
 def finding_9():
-    """Layouts that cannot be."""
+    """Impossible layouts."""
     refused_checkpoint("9: sequence", crafted("sequence", lambda manifest: manifest.update(sequence=2**63 - 1)), "sequence")
     refused_checkpoint("9: cuts", crafted("cuts", lambda manifest: manifest["units"][0]["buffers"][0]["instances"][0].update(ranges=[[0, 0, 2**63 - 1]])), "elements")
     refused_checkpoint("9: a section twice", crafted("twice", lambda manifest: manifest["sections"].append(manifest["sections"][0])), "section")
 
 
 def finding_10():
-    """A save that fits."""
+    """A save that just fits the disk."""
     mounted = path("small")
     os.makedirs(mounted)
     wide = write("wide-model.json", json.dumps({**MODEL, "n_embd": 384, "n_layer": 3, "n_head": 8}))
@@ -267,7 +268,7 @@ def finding_10():
 
 
 def finding_11():
-    """Standard output on a disk that is full; a disk that fails under the nvme tier."""
+    """Standard output on a full disk, and a disk that fails under the nvme tier."""
     with open("/dev/full", "wb") as full:
         for line in (["plan", "--model", "gpt2", "--json"], ["info"], train(steps=1)):
             expect(f"11: {line[0]}", run(line, out=full), 1, "standard output cannot be written: No space left on device")
@@ -275,7 +276,7 @@ def finding_11():
 
 
 def finding_13():
-    """Memory of a run that is long."""
+    """The memory of a long run."""
     def peak(steps):
         with tempfile.TemporaryFile() as out:
             child = os.fork()
@@ -292,7 +293,7 @@ def finding_13():
 
 
 def finding_14():
-    """Escapes of terminals, names that can be foretold, the newest checkpoint damaged."""
+    """Escape sequences in a manifest, symbolic links at the names of temporary files, and a damaged newest checkpoint."""
     folder = crafted("escapes", lambda manifest: manifest.update(library="\x1b]52;c;bGF1Z2g=\x07"))
     expect("14: escapes", run(["checkpoint", "show", os.path.join(folder, "step-00000006")]), 0, "\\u001b]52")
     folder, victim = crafted("planted", lambda manifest: None), write("victim", "whole")
@@ -313,7 +314,7 @@ def finding_14():
 
 
 def finding_15():
-    """A terminal that closes, and one that nohup has the run ignore; how long threads turn before they sleep."""
+    """A terminal that closes, and one whose hangup nohup lets the run ignore; and how long threads spin before they sleep."""
     def ended_by(name, *signals, **how):
         job = start(train(steps=100000000, max_seconds=LIMIT, checkpoint_dir=path(name)), **how)
         text = b""

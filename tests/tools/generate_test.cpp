@@ -1,4 +1,4 @@
-// tranche generate, as one rank.
+// tranche generate on one rank.
 
 #include <gmock/gmock.h>
 
@@ -29,7 +29,7 @@ ProgramResult generate(std::vector<std::string> arguments) {
 
 class Generate : public testing::Test {
  protected:
-  /// The model's tokens with weights that are given by hand, without loading anything.
+  /// The model's tokens for given weights, without loading anything.
   std::vector<std::int32_t> expected(std::vector<std::int32_t> tokens, int count, std::size_t context) const {
     const models::GptConfig config = test::tiny_gpt();
     Runtime runtime = Runtime::from_config(R"({"bf16": {"enabled": false}, "tranche": {"threads": 1}})");
@@ -61,7 +61,7 @@ class Generate : public testing::Test {
 };
 
 TEST_F(Generate, WritesWhatTheModelFindsLikeliest) {
-  // Longer than the training sequences of 16: the model sees the last 16 only.
+  // The text is longer than the training sequences of 16, so the model sees only the last 16 tokens.
   const std::string path = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {.world = 3});
   const std::vector<std::int32_t> tokens = expected({84, 104, 101}, 20, 16);
   const ProgramResult result =
@@ -185,7 +185,7 @@ TEST_F(Generate, JsonLinesAreForPrograms) {
   EXPECT_EQ(numbers[0]["prompt"], (std::vector<std::int32_t>{84, 104, 101}));
   EXPECT_EQ(numbers[0]["tokens"], tokens);
   EXPECT_FALSE(numbers[0].contains("text"));
-  // The first byte that can be given as an argument stops it.
+  // The first byte that can be passed as an argument stops generation.
   for (const std::int32_t token : tokens) {
     if (token < 33 || token > 126) continue;
     const std::string stop(1, static_cast<char>(token));
@@ -297,7 +297,7 @@ TEST_F(Generate, EndsWhereTheModelSays) {
   const std::string run = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {}), hf = folder_.path("hf");
   ASSERT_EQ(test::run({"checkpoint", "export", run, "--to", hf}).status, 0);
   const std::vector<std::int32_t> whole = expected({84, 104, 101}, 6, 24);
-  const std::int32_t end = whole[5];  // the third new token, if it is no earlier one
+  const std::int32_t end = whole[5];  // the third new token, if it does not occur earlier
   const auto first = std::find(whole.begin() + 3, whole.end(), end);
   const std::vector<std::int32_t> cut(whole.begin() + 3, first);
   const std::string config = test::read_file(hf + "/config.json");
@@ -320,7 +320,7 @@ TEST_F(Generate, EndsWhereTheModelSays) {
   const std::string list = "{\"eos_token_id\": [300, " + std::to_string(end) + "]}";
   folder_.write("hf/generation_config.json", list);
   everywhere("of-generation-config");
-  // generation_config.json counts before config.json.
+  // generation_config.json has priority over config.json.
   nlohmann::json other = nlohmann::json::parse(config);
   other["eos_token_id"] = whole[3];
   folder_.write("hf/config.json", other.dump());
@@ -363,7 +363,7 @@ TEST_F(Generate, LogitsThatAreNotFiniteAreAnError) {
 }
 
 TEST_F(Generate, SaysWhatOfAPromptIsNotSeen) {
-  // Sequences of 16.
+  // The sequences have 16 tokens.
   const std::string path = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {});
   const auto run = [&](const std::string& prompt, const std::string& tokens) {
     const ProgramResult result = generate({"--from", path, "--prompt", prompt, "--tokens", tokens, "--json"});

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""The commands of docs/guides/fine-tuning.md, in order, as a user pastes them.
+"""Runs the commands in docs/guides/fine-tuning.md in order, as a user pastes them.
 
 usage: guide_test.py PROGRAM
-The folder Qwen3-0.6B is a small Qwen3 with random weights and a tokenizer of bytes and marks, which are made here; nothing else differs from the guide."""
+The folder Qwen3-0.6B is a small Qwen3 with random weights and a tokenizer of bytes and special tokens, which are made here; nothing else
+differs from the guide."""
 import json
 import os
 import pathlib

@@ -1,4 +1,4 @@
-// Files that somebody made to hurt: each command ends soon, with the status of its kind of error and a text.
+// Malicious files: each command must end soon, with the status of its kind of error and a text.
 
 #include <gmock/gmock.h>
 #include <sys/stat.h>
@@ -20,7 +20,7 @@ using ::testing::Not;
 
 constexpr const char* deeper = "blocks are nested deeper than 64";
 
-/// A value within 200,000 lists, which is 400 KB.
+/// A value inside 200,000 nested lists, which takes 400 KB.
 std::string deep() {
   return std::string(200'000, '[') + std::string(200'000, ']');
 }
@@ -36,8 +36,8 @@ std::string with_layers(const std::string& text, const std::string& layers) {
 
 class HostileFiles : public ::testing::Test {
  protected:
-  /// Expects the status, no word of the JSON library's, and the texts, within seconds even where tests are
-  /// built for checking and run beside others.
+  /// Expects the status and the texts, without a text of the JSON library, within seconds even in
+  /// instrumented builds that run beside other tests.
   static void refused(const ProgramResult& result, int status, const std::vector<std::string>& texts,
                       std::chrono::steady_clock::time_point begin) {
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
@@ -57,7 +57,7 @@ class HostileFiles : public ::testing::Test {
     refused({"plan", "--model", "gpt-nano", "--config", folder_.write("c.json", config)}, 2, texts);
   }
 
-  /// A checkpoint whose manifest has a piece of text replaced, and its digest made right again.
+  /// A checkpoint whose manifest has `from` replaced by `to` and a correct digest.
   std::string crafted(const std::string& from, const std::string& to) const {
     std::filesystem::remove_all(run_);
     const std::string path = test::save_gpt(run_, test::tiny_gpt());
@@ -69,7 +69,7 @@ class HostileFiles : public ::testing::Test {
     folder_.write("run/step-00000007/manifest.json", text.replace(text.find(": \"") + 3, 16, digest));
     return path;
   }
-  /// Every command that opens a checkpoint; `list` passes over what it cannot read.
+  /// Runs every command that opens a checkpoint; `list` skips checkpoints that it cannot read.
   void checkpoint_refused(const std::string& path, const std::vector<std::string>& texts) const {
     refused({"checkpoint", "show", path}, 4, texts);
     refused({"checkpoint", "export", path, "--to", folder_.path("to")}, 4, texts);

@@ -26,13 +26,13 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-/// A safetensors file in memory, made by hand and not by what is tested: header and data.
+/// A safetensors file in memory, written by hand rather than by the tested code: header and data.
 struct HandMade {
   std::vector<std::pair<std::string, std::vector<std::int64_t>>> tensors;
   std::string dtype = "F32";
-  std::string first_dtype;  ///< of the first tensor, when another
+  std::string first_dtype;  ///< dtype of the first tensor, if it differs
 
-  /// Values as test::sample_value has them for the name with the prefix "transformer.".
+  /// The values of test::sample_value for the name with the prefix "transformer.".
   std::string file(int variant = 0) const {
     ordered_json header = ordered_json::object();
     std::string data;
@@ -48,7 +48,8 @@ struct HandMade {
         std::uint32_t bits = 0;
         std::memcpy(&bits, &value, 4);
         if (kind == "BF16") {
-          data.append(reinterpret_cast<const char*>(&bits) + 2, 2);  // rounded to zero: any bf16 will do
+          data.append(reinterpret_cast<const char*>(&bits) + 2, 2);  // rounded toward zero, because any bf16
+                                                                     // value will do
         } else {
           data.append(reinterpret_cast<const char*>(&bits), 4);
         }
@@ -61,7 +62,7 @@ struct HandMade {
   }
 };
 
-/// Names and shapes of test::tiny_gpt(), without our code: as the documentation of GPT-2 has them.
+/// The names and shapes of test::tiny_gpt() according to GPT-2's documentation, without using our code.
 HandMade tiny_tensors(const std::string& prefix) {
   HandMade made;
   const auto add = [&](const std::string& name, std::vector<std::int64_t> shape) {
@@ -90,14 +91,14 @@ HandMade tiny_tensors(const std::string& prefix) {
 
 class HuggingFace : public testing::Test {
  protected:
-  /// A folder with the file and the tiny model's config.json.
+  /// Writes a folder with the file and the tiny model's config.json.
   std::string write(const std::string& name, const std::string& file) const {
     std::filesystem::create_directory(folder_.path(name));
     folder_.write(name + "/model.safetensors", file);
     folder_.write(name + "/config.json", test::tiny_gpt().to_json());
     return folder_.path(name);
   }
-  /// All weights of a checkpoint are `value`(name, element).
+  /// Expects all weights of a checkpoint to be `value`(name, element).
   void expect_weights(const std::string& path,
                       const std::function<float(const std::string&, std::int64_t)>& value) const {
     const checkpoint::LocalStorage local;
@@ -173,7 +174,7 @@ TEST_F(HuggingFace, ExportsRoundToNearestEven) {
 TEST_F(HuggingFace, ImportsWithAndWithoutPrefixAndHead) {
   HandMade prefixed = tiny_tensors("transformer."), plain = tiny_tensors(""), with_head = prefixed;
   with_head.tensors.emplace_back("lm_head.weight", std::vector<std::int64_t>{256, 15});
-  // Masks as older versions saved them; their values are nobody's.
+  // Masks, as older versions saved them; their values are not used.
   with_head.tensors.emplace_back("transformer.h.0.attn.bias", std::vector<std::int64_t>{1, 1, 24, 24});
   with_head.tensors.emplace_back("transformer.h.1.attn.masked_bias", std::vector<std::int64_t>{});
   int number = 0;
@@ -212,7 +213,7 @@ TEST_F(HuggingFace, ExportAndImportAreEachOthersInverse) {
   expect_weights(folder_.path("fp32-back/step-00000000"), sample_weight);
 }
 
-/// A folder's one file as several, each of some tensors, and an index, as transformers shards it.
+/// Divides a folder's only file into several, each with some tensors, and an index, like transformers.
 void shard(const std::string& folder, int shards) {
   const std::string file = test::read_file(folder + "/model.safetensors");
   std::uint64_t length = 0;
@@ -257,7 +258,7 @@ TEST_F(HuggingFace, EveryArchitectureTrainsOnTextFromItsConfigAndComesBackFromSh
               : "{\"model_type\": \"" + kind +
                     "\", \"tie_word_embeddings\": " + (tied ? "true, " : "false, ") +
                     (kind == "qwen3" ? "\"head_dim\": 8, " : "") + sizes + "}";
-      if (kind == "gpt2" && !tied) continue;  // which GPT-2 is not
+      if (kind == "gpt2" && !tied) continue;  // GPT-2 is always tied
       const std::string file = folder_.write(name + ".json", config);
       const ProgramResult trained = test::run(test::tiny_train(
           folder_, {"--model", file, "--steps", "2", "--checkpoint-dir", folder_.path(name + "-run")}));
@@ -276,7 +277,7 @@ TEST_F(HuggingFace, EveryArchitectureTrainsOnTextFromItsConfigAndComesBackFromSh
         ASSERT_EQ(checkpoint_command({"export", back, "--to", again, "--dtype", dtype}).status, 0);
         EXPECT_EQ(test::read_file(again + "/model.safetensors"), whole) << name << " " << dtype;
         EXPECT_EQ(test::read_file(again + "/config.json"), test::read_file(out + "/config.json"));
-        // A folder without a tokenizer whose vocabulary holds 256 is one of bytes.
+        // A folder without a tokenizer whose vocabulary has 256 tokens counts as one of bytes.
         const ProgramResult text = test::run({"generate", "--from", out, "--prompt", "the cat", "--tokens",
                                               "3", "--greedy", "--threads", "1"});
         EXPECT_EQ(text.status, 0) << name << text.errors;
@@ -290,13 +291,14 @@ TEST_F(HuggingFace, EveryArchitectureTrainsOnTextFromItsConfigAndComesBackFromSh
   EXPECT_EQ(number, 18);
 }
 
-// A folder that transformers wrote, by way of four ranks that have a part of each layer.
+// A folder that transformers wrote is imported, trained on four ranks that have a part of each layer, and
+// exported.
 TEST_F(HuggingFace, ComesBackFromAMeshThatCutsLayersAsTheFileThatItWas) {
   for (const std::string kind : {"llama", "mistral", "qwen2", "qwen3"}) {
     const std::string golden = std::string(TRANCHE_GOLDEN) + "/" + kind, run = folder_.path(kind + "-run"),
                       cut = folder_.path(kind + "-cut"), out = folder_.path(kind + "-out"),
                       given = folder_.path(kind);
-    std::filesystem::create_directory(given);  // without the golden vectors, which are no weights
+    std::filesystem::create_directory(given);  // without the golden vectors, which are not weights
     for (const char* file : {"config.json", "model.safetensors"}) {
       std::filesystem::copy_file(golden + "/" + file, given + "/" + file);
     }
@@ -390,7 +392,7 @@ TEST_F(HuggingFace, APartialImportTakesWhatBothHaveAndListsTheRest) {
   const checkpoint::LocalStorage local;
   EXPECT_EQ(checkpoint::Reader(local, path).tensors().size(), 15u);
   EXPECT_EQ(checkpoint_command({"verify", path}).status, 0);
-  // What is missing is nobody's: neither text nor a folder is made of it.
+  // Missing values are not replaced: neither a text nor a folder is made of them.
   result = checkpoint_command({"export", path, "--to", folder_.path("out")});
   EXPECT_EQ(result.status, 4);
   EXPECT_THAT(result.errors, HasSubstr("the model has, but it does not: transformer.ln_f.bias"));
@@ -423,7 +425,7 @@ TEST_F(HuggingFace, APartialImportRefusesShapesAndWhatHoldsNothingOfTheModel) {
               HasSubstr("--rename 'wpe.weight' is not OLD=NEW, the names of a tensor"));
   EXPECT_THAT(refused(made, {"--rename", "a*b*=c"}, 2),
               HasSubstr("--rename a*b*=c: a name has at most one *"));
-  // The way out that the text names.
+  // Follows the advice in the text.
   EXPECT_EQ(checkpoint_command({"import", folder_.path("hf"), "--to", folder_.path("run"), "--partial",
                                 "--rename", "wpe.weight=unused.wpe.weight"})
                 .status,
@@ -454,9 +456,9 @@ TEST_F(HuggingFace, FoldersThatAreNone) {
   EXPECT_THAT(refused(source, 2), HasSubstr("there is no config.json in " + source));
   folder_.write("hf/config.json", R"({"model_type": "bert"})");
   EXPECT_THAT(refused(source, 2), AllOf(HasSubstr("hf/config.json: model_type is"), HasSubstr("bert")));
-  // A file is read as its folder is.
+  // A file is read like its folder.
   EXPECT_THAT(refused(source + "/model.safetensors", 2), HasSubstr("hf/config.json: model_type is"));
-  // With --model the folder's own does not matter.
+  // With --model the folder's own configuration does not matter.
   const std::string config = folder_.write("config.json", test::tiny_gpt().to_json());
   EXPECT_EQ(checkpoint_command({"import", source, "--to", folder_.path("run"), "--model", config}).status, 0);
 }

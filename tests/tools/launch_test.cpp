@@ -25,7 +25,7 @@ struct Outcome {
   int status = -1;
 };
 
-/// Thread ranks, each with a Launch of its own.
+/// Runs thread ranks, each with its own Launch.
 std::vector<Outcome> on_ranks(int size, const std::function<int(Launch&)>& body) {
   std::vector<Outcome> outcomes(static_cast<std::size_t>(size));
   run_thread_ranks(size, [&](int rank, const CommunicatorFactory& factory) {
@@ -224,7 +224,7 @@ TEST(Fail, ATypedErrorKeepsItsStatusOnEveryRank) {
     }
     return 0;
   });
-  // mpirun returns that of whichever rank ends first.
+  // mpirun returns the status of the rank that ends first.
   for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.status, 2);
   EXPECT_THAT(outcomes[0].errors, HasSubstr("[rank 0] token 300"));
   EXPECT_THAT(outcomes[1].errors, HasSubstr("rank 0 failed: token 300")) << "rank 0 is no peer of itself";

@@ -1,5 +1,5 @@
 // Adapters through the program: checkpoints without the base, resuming, evaluating, generating, exports
-// merged and in PEFT's format, and what is refused.
+// merged and in PEFT's format, and refusals.
 
 #include <gmock/gmock.h>
 
@@ -42,7 +42,7 @@ class LoraProgram : public testing::Test {
     EXPECT_THAT(result.errors, HasSubstr(text));
   }
   ProgramResult train(std::vector<std::string> more) const { return test::run(tiny_train(files_, more)); }
-  /// A run with adapters beside the base.
+  /// A run with adapters; the base is a separate checkpoint.
   ProgramResult train_adapters(const std::string& to, std::vector<std::string> more = {}) const {
     const std::vector<std::string> own{"--dtype",
                                        "fp32",
@@ -84,7 +84,7 @@ class LoraProgram : public testing::Test {
     }
     return bytes;
   }
-  /// A folder of PEFT's with an adapter_config.json that `change` has changed.
+  /// A PEFT folder whose adapter_config.json is changed by `change`.
   std::string peft_folder(const std::string& name, const std::function<void(json&)>& change) const {
     if (!std::filesystem::exists(folder("peft"))) {
       ok(train_adapters("for-peft"));
@@ -122,7 +122,7 @@ TEST_F(LoraProgram, AResumedRunHasTheBitsOfOneThatNeverStopped) {
   ok(train_adapters(
       "whole", {"--steps", "5", "--report", files_.path("whole.json"), "--set", "tranche.lora.dropout=0.2"}));
   ok(train_adapters("run", {"--steps", "3", "--set", "tranche.lora.dropout=0.2"}));
-  // Without tranche.lora: it is the checkpoint's.
+  // Without tranche.lora the checkpoint's setting applies.
   const std::string out =
       ok(train({"--dtype", "fp32", "--lr", "0.05", "--steps", "5", "--checkpoint-dir", folder("run"),
                 "--resume", "latest", "--report", files_.path("rest.json")}));
@@ -141,7 +141,7 @@ TEST_F(LoraProgram, MergedAndUnmergedSayTheSame) {
   ok(checkpoint_command({"export", folder("run"), "--to", folder("merged")}));
   const json config = json::parse(read_file(folder("merged") + "/config.json"));
   EXPECT_EQ(config["tie_word_embeddings"], false) << "the head has an adapter, the embedding has none";
-  // Without an adapter of the head the export can be read here again, and be evaluated.
+  // Without an adapter of the head the export can be imported here again and evaluated.
   ok(train({"--dtype", "fp32", "--lr", "0.05", "--steps", "8", "--checkpoint-dir", folder("blocks"),
             "--resume-weights-only", folder("base"), "--set", "tranche.lora.rank=4"}));
   ok(checkpoint_command({"export", folder("blocks"), "--to", folder("merged-blocks")}));
@@ -174,7 +174,7 @@ TEST_F(LoraProgram, PeftsFormatGoesOutAndComesBack) {
   EXPECT_THAT(imported, HasSubstr("adapters of rank 3, alpha 5 on c_attn, c_fc, lm_head"));
   EXPECT_EQ(evaluate("back")["validation_loss"], evaluate("run")["validation_loss"]);
   EXPECT_EQ(generate("back"), generate("run"));
-  // And training goes on from them.
+  // Training continues from them.
   EXPECT_THAT(ok(train({"--dtype", "fp32", "--resume-weights-only", folder("back")})),
               HasSubstr("rank 3, alpha 5"));
 }
@@ -224,7 +224,7 @@ TEST_F(LoraProgram, ADrawnBaseIsNotSavedUnlessAsked) {
   };
   ok(drawn({"--checkpoint-dir", folder("drawn")}));
   ok(drawn({"--checkpoint-dir", folder("drawn"), "--resume", "latest", "--steps", "4"}));  // the same seed
-  // With another seed the base is still that of the checkpoint, also for those that come behind it.
+  // With another seed the base is still that of the checkpoint, also in later checkpoints.
   for (const char* steps : {"5", "6"}) {
     ok(drawn({"--checkpoint-dir", folder("drawn"), "--resume", "latest", "--steps", steps, "--seed", "9"}));
   }
@@ -235,12 +235,12 @@ TEST_F(LoraProgram, ADrawnBaseIsNotSavedUnlessAsked) {
   ok(checkpoint_command({"export", folder("alone"), "--to", folder("x1")}));
   ok(checkpoint_command({"export", folder("whole"), "--to", folder("x2")}));
   EXPECT_EQ(read_file(folder("x1") + "/model.safetensors"), read_file(folder("x2") + "/model.safetensors"));
-  // Drawn and rounded to bf16, and read in fp32.
+  // Drawn and rounded to bf16, but read in fp32.
   ok(train({"--dtype", "bf16", "--set", "tranche.lora.rank=2", "--checkpoint-dir", folder("bf16"), "--seed",
             "5"}));
   EXPECT_FALSE(generate("bf16").empty());
   ok(checkpoint_command({"export", folder("bf16"), "--to", folder("x3")}));
-  // A checkpoint of the base is another base than the drawn one.
+  // A checkpoint of the base is not the same as the drawn base.
   refused(test::run({"generate", "--from", folder("bf16"), "--prompt", "a", "--base", folder("base")}), 4,
           "trained beside another base");
 }
@@ -274,11 +274,11 @@ TEST_F(LoraProgram, EveryReaderComparesTheBaseInTheDtypeThatItWasHeldIn) {
       EXPECT_EQ(taken.status, 0) << taken.errors;
       EXPECT_THAT(taken.out + taken.errors, Not(HasSubstr("compared")));
     }
-    // In fp32, which is not how the base was held.
+    // In fp32, which was not the dtype of the base.
     refused(train({"--dtype", "fp32", "--resume-weights-only", run, "--base", folder("other")}), 4, another);
     ok(train({"--dtype", "fp32", "--resume-weights-only", run, "--base", folder("base")}));
   }
-  // Adapters of PEFT's know their base too.
+  // PEFT adapters record their base as well.
   const auto same = [](json&) {};
   ok(checkpoint_command(
       {"import", peft_folder("p", same), "--base", folder("base"), "--to", folder("back")}));
@@ -318,7 +318,7 @@ TEST_F(LoraProgram, AnAdapterFolderHasTheLayersThatItNames) {
   ok(import("i", set({{"target_modules", nullptr}})));
   EXPECT_THAT(ok(import("j", set({{"target_modules", "\\w+"}}))),
               HasSubstr("were not compared with the adapters"));
-  // A layer's tensors that are not there.
+  // The tensors of a layer are missing.
   const std::string lacking = peft_folder("k", [](json&) {}), file = lacking + "/adapter_model.safetensors";
   std::string text = read_file(file);
   const std::string name = "transformer.h.0.attn.c_attn.lora_A.weight";

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""memory_profile_test.py PROGRAM: `tranche train --memory-profile` on two ranks: its files say what they promise, and bits and
-peaks are those of a run without."""
+"""memory_profile_test.py PROGRAM: `tranche train --memory-profile` on two ranks. Its files must agree with their documentation, and bits
+and peaks must be those of a run without a profile."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-// Files beside the weights: which travel, and that an export has what was imported.
+// Files beside the weights: which are kept, and that an export has the imported ones.
 
 #include "tools/checkpoint/model_files.h"
 
@@ -35,7 +35,7 @@ class ModelFiles : public testing::Test {
     EXPECT_EQ(result.status, 0) << result.errors << result.out;
     return result.out;
   }
-  /// A model's folder as people publish it.
+  /// Makes a model's folder in the form in which models are published.
   std::string publish(const std::string& name) const {
     const std::string run = test::save_gpt(folder_.path(name + "-run"), test::tiny_gpt(), {});
     ok(checkpoint_command({"export", run, "--to", folder_.path(name)}));
@@ -53,7 +53,7 @@ class ModelFiles : public testing::Test {
     folder_.write(name + "/README.md", "#");
     return folder_.path(name);
   }
-  /// The same files, and config.json but for the dtype.
+  /// Expects the same files, and the same config.json except for the dtype.
   void expect_same_files(const std::string& published, const std::string& exported) const {
     for (const char* name : {"generation_config.json", "vocab.json", "merges.txt", "chat_template.jinja",
                              "tokenizer_config.json"}) {
@@ -182,7 +182,7 @@ TEST_F(ModelFiles, AnExportSaysWhatItHasNot) {
   const std::string run = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {});
   EXPECT_THAT(ok(checkpoint_command({"export", run, "--to", folder_.path("out")})),
               HasSubstr("note: " + run + " carries no tokenizer and no generation settings: "));
-  // With --model the folder's own configuration is not the model's.
+  // With --model the folder's own configuration does not belong to the model.
   const std::string published = publish("hf"),
                     config = folder_.write("other.json", test::tiny_gpt().to_json());
   EXPECT_THAT(
@@ -197,7 +197,7 @@ TEST_F(ModelFiles, AnExportReplacesNothing) {
   const std::string published = publish("hf");
   ok(checkpoint_command({"import", published, "--to", folder_.path("base")}));
   std::filesystem::create_directory(folder_.path("out"));
-  folder_.write("out/vocab.json", "{}");  // equal to what is written
+  folder_.write("out/vocab.json", "{}");  // equal to the file that is written
   folder_.write("out/merges.txt", "mine");
   const ProgramResult result =
       checkpoint_command({"export", folder_.path("base"), "--to", folder_.path("out")});

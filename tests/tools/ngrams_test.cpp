@@ -11,7 +11,7 @@
 namespace tranche::tools {
 namespace {
 
-/// In pieces of one to three bytes, over whose ends contexts reach.
+/// The text in parts of one to three bytes, so that contexts cross their ends.
 TextPieces pieces(std::string_view text) {
   return [text](const auto& visit) {
     for (std::size_t i = 0, size = 1; i < text.size(); i += size, size = size % 3 + 1) {
@@ -88,7 +88,7 @@ TEST(Ngrams, LongerContextsTellMoreOfRegularText) {
   const NgramEntropies entropies = NgramModel(pieces(text)).entropies(pieces(text));
   EXPECT_LT(entropies.bigram, entropies.unigram);
   EXPECT_LT(entropies.trigram, entropies.bigram);
-  // After "ab" there is one bit each third byte; all else is certain but for smoothing.
+  // After "ab" every third byte carries one bit; everything else is certain except for smoothing.
   EXPECT_NEAR(entropies.trigram, std::log(2.0) / 3, 0.01);
 }
 

@@ -21,7 +21,7 @@ TEST(Nodes, AreFoundWithTheirRanksAndAddUpWhatTheseSent) {
     EXPECT_THAT(nodes[2].ranks, ElementsAre(4));
     EXPECT_FALSE(nodes[0].name.empty());
     EXPECT_EQ(describe(nodes), "3 (2 + 2 + 1 ranks)");
-    // Rank 4 does not know: nothing is said of its node.
+    // Rank 4 has no value, so its node has none.
     share_node_bytes(*all, rank == 4 ? std::nullopt : std::optional<std::int64_t>(10 + rank), nodes);
     EXPECT_EQ(nodes[0].bytes_to_other_nodes, 21);
     EXPECT_EQ(nodes[1].bytes_to_other_nodes, 25);
@@ -40,7 +40,7 @@ TEST(Nodes, DataToOtherNodesIsCountedAndNothingElse) {
       if (rank == from) all->send(values.data(), 100, DataType::float32, to, {}, label).wait();
       if (rank == to) all->recv(values.data(), 100, DataType::float32, from, {}, label).wait();
     };
-    send(0, 1, Traffic::data);  // of one node
+    send(0, 1, Traffic::data);  // from one node
     send(1, 3, Traffic::data);
     send(2, 0, Traffic::control);
     EXPECT_EQ(all->meter().total(Traffic::data).to_other_nodes, rank == 1 ? 400 : 0);

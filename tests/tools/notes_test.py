@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Nothing silent: what a command skips, drops or replaces is told in a line that begins with "note" or "changed".
+"""Nothing is silent: everything that a command skips, drops or replaces is reported in a line that begins with "note" or "changed".
 
 usage: notes_test.py PROGRAM
-Runs a table of commands that end with status 0, and looks for the lines. Then looks for the text of every note of the sources in that
+Runs a table of commands that end with status 0, and looks for the lines. Then it looks for the text of every note in the sources in that
 table and in the other tests, so that a note without a test fails."""
 
 import ctypes
@@ -25,7 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SMALL = "--model gpt-nano --micro-batch 2 --eval-batches 1 --threads 1 --debug-peak-seconds 0.01 --set tranche.workspace=8MiB"
 TRAIN = f"train {SMALL} --data t.txt --sequence 16 --steps 1"
 
-# A command, and pieces of its notes. Commands are run in order, in one folder.
+# A command, and parts of its notes. The commands run in order, in one folder.
 CASES = [
     # tokenize
     ("tokenize --data lines.txt --out a.safetensors", ["'lines.txt' holds JSON lines, an object a line, each a document",
@@ -175,7 +175,7 @@ def write_inputs(at):
 
 
 def crafted(at, source, name, change):
-    """A copy of a run's folder whose newest manifest is changed, with the digest of what it holds then."""
+    """Makes a copy of a run's folder whose newest manifest is changed and has a correct digest."""
     shutil.copytree(at / source, at / name, symlinks=True)
     manifest = sorted((at / name).glob("step-*"))[-1] / "manifest.json"
     head, body = manifest.read_bytes().split(b"\n", 1)
@@ -189,7 +189,7 @@ def crafted(at, source, name, change):
 
 
 def prepare(at, command):
-    """What a command needs of those before it."""
+    """Prepares what a command needs from earlier ones."""
     if command.endswith("foreign"):
         crafted(at, "run", "foreign", lambda manifest: manifest["run"].update(user={"program": "another"}))
     elif command == "checkpoint list torn":
@@ -205,7 +205,7 @@ def prepare(at, command):
 
 
 def notes_of(output):
-    """The lines, with one blank for several."""
+    """The lines, with runs of blanks replaced by one."""
     lines = [" ".join(line.split()) for line in output.replace("\r", "\n").splitlines()]
     return [line for line in lines if re.match(r"(note|changed)\b", line)]
 
@@ -229,14 +229,14 @@ def run_cases(program):
     return failures
 
 
-# The text of a note, where its own call or its beginning has it; other calls pass on what was written elsewhere.
+# A note whose text is in its own call or at its beginning; other calls pass on texts written elsewhere.
 SITE = re.compile(r'notes\.(?:push|emplace)_back\(|\bnote\(|\boptions_?\.say\(|"note: |row\("(?:note|changed)",')
 FOLDERS = ("checkpoint", "config", "engine", "models", "planner", "tools", "training")
-SHORT = 28  # characters of a piece that tell one note from the others
+SHORT = 28  # characters of a part that distinguish one note from the others
 
 
 def call_at(text, at):
-    """From a place to the end of the call that begins there or, within one, around it."""
+    """The text from a position to the end of the call that begins there or encloses it."""
     depth, quoted, i = 0, False, at
     while i < len(text):
         if quoted:
@@ -255,14 +255,14 @@ def call_at(text, at):
 
 
 def pieces_of(call):
-    """What its strings have between the places that values fill."""
+    """The literal parts of its strings, between the values that are filled in."""
     joined = re.sub(r'"\s*"', "", call)
     texts = [text.replace('\\"', '"') for text in re.findall(r'"((?:[^"\\]|\\.)*)"', joined)]
     return [piece for text in texts for piece in re.split(r"\{[^{}]*\}|\\n", text) if len(piece.strip()) >= 8]
 
 
 def sites_of(text):
-    """(line, pieces) of each note that has text of its own."""
+    """(line, parts) of each note with a text of its own."""
     for found in SITE.finditer(text):
         pieces = pieces_of(call_at(text, found.start()))
         if pieces:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""output_test.py PROGRAM SUITE: what the tranche program writes, where to, and what it keeps in memory meanwhile.
+"""output_test.py PROGRAM SUITE: the output of the tranche program, its destinations, and the memory that it keeps meanwhile.
 
-Suites: streams (standard output that cannot be written, terminal escapes), files (FIFOs, links and devices named for
-output), threads (a system that starts none), steady (memory over thousands of steps), steady_long (over 100,000).
+Suites: streams (standard output that cannot be written, terminal escapes), files (FIFOs, links and devices named for output), threads (a
+system that starts none), steady (memory over thousands of steps), steady_long (over 100,000).
 """
 
 import json
@@ -70,7 +70,7 @@ def suite_streams():
     check(complete.returncode == 0, "the run whose output was lost has saved its last step", saved, complete.stderr)
     done = run(["plan", "--model", "gpt2", "--fit", "1MiB"], stdout=open("/dev/full", "wb"))
     check(done.returncode == 3, "a status that says more stays", ["plan", "--fit", "1MiB"], (done.returncode, done.stderr))
-    # A closed descriptor is not taken by the next file that is opened.
+    # The next opened file must not get a closed descriptor's number.
     done = run(["info"], stdout=None, preexec_fn=lambda: os.close(1))
     check(done.returncode == 1 and b"Bad file descriptor" in done.stderr, "a closed standard output", ["info"],
           (done.returncode, done.stderr))
@@ -82,7 +82,7 @@ def suite_streams():
 
 
 def escapes():
-    """Names of files and in files reach no terminal as commands, and letters stay letters."""
+    """File names and contents must not reach the terminal as escapes, and letters must stay letters."""
     evil = "caf\u00e9\x1b]0;title\x07\x1b[2J\u202e\u009b"
     shown = "caf\u00e9\\u001b]0;title\\u0007\\u001b[2J\\u202e\\u009b".encode()
 
@@ -101,7 +101,7 @@ def escapes():
 
 
 def suite_files():
-    """What is no regular file is written to and stays; links are followed."""
+    """Something that is not a regular file is written to and stays; links are followed."""
     fifo = path("fifo")
     os.mkfifo(fifo)
     read = {}
@@ -112,7 +112,7 @@ def suite_files():
     thread = threading.Thread(target=reader, daemon=True)
     thread.start()
     done = run(TINY + ["--report", fifo])
-    thread.join(5)  # for ever where the FIFO has been replaced
+    thread.join(5)  # waits for ever if the FIFO was replaced
     check(done.returncode == 0 and len(json.loads(read.get("report", "{}")).get("steps", [])) == 3 and stat.S_ISFIFO(os.stat(fifo).st_mode),
           "a report to a FIFO", TINY + ["--report", fifo], done)
     done = run(TINY + ["--report", fifo])
@@ -133,13 +133,13 @@ def suite_files():
     try:
         os.mknod(device, stat.S_IFCHR | 0o600, os.makedev(1, 3))
     except PermissionError:
-        device = None if os.geteuid() == 0 else "/dev/null"  # the system's own only where it could not be replaced
+        device = None if os.geteuid() == 0 else "/dev/null"  # the system's own only if it could not be replaced
     if device:
         done = run(TINY + ["--report", device])
         check(stat.S_ISCHR(os.stat(device).st_mode), "a device stays one", ["--report", device], done)
     log = path("log")
     with open(log, "wb") as file:
-        done = run(TINY + ["--report", "/proc/self/fd/1"], stdout=file)  # which is /dev/stdout
+        done = run(TINY + ["--report", "/proc/self/fd/1"], stdout=file)  # the same as /dev/stdout
     with open(log, encoding="utf-8") as file:
         text = file.read()
     check(done.returncode == 0 and "trained 3 steps" in text and
@@ -150,8 +150,8 @@ def suite_files():
 
 
 def suite_threads():
-    """A system that starts no more threads is told of, where OpenMP's runtime would end the process."""
-    def few():  # room for some stacks
+    """A system that cannot start more threads is reported; OpenMP's runtime would end the process."""
+    def few():  # leaves room for some stacks
         resource.setrlimit(resource.RLIMIT_STACK, (1 << 31, 1 << 31))
         resource.setrlimit(resource.RLIMIT_AS, (24 << 30, 24 << 30))
     arguments = TINY + ["--threads", "64"]
@@ -161,7 +161,7 @@ def suite_threads():
 
 
 def resident(process):
-    """kB of a process; None when it has ended meanwhile."""
+    """Memory of a process in kB; None if it has ended meanwhile."""
     try:
         with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as file:
             found = re.search(r"VmRSS:\s+(\d+) kB", file.read())
@@ -185,7 +185,7 @@ def ranks_of(mark):
 
 
 def steady(ranks, steps, more, every=500):
-    """From step 1000 on no rank's memory grows by more than 1 MB."""
+    """After step 1000 no rank's memory may grow by more than 1 MB."""
     mark = path(f"metrics-{ranks}-{steps}-{len(failures)}-{len(more)}")
     arguments = TINY + ["--steps", str(steps), "--log-every", str(every)] + more + ["--metrics", mark]
     launched = ([RUN_MPI, str(ranks)] if ranks > 1 else []) + [PROGRAM] + arguments

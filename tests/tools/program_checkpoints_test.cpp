@@ -1,4 +1,4 @@
-// Saving and resuming through the program, as one rank.
+// Saving and resuming through the program on one rank.
 
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -115,7 +115,7 @@ TEST_F(ProgramCheckpoints, ResumingBeginsAnewOnlyWhereNothingElseLies) {
             HasSubstr("step-2: a checkpoint of step 2 under another name; rename it to step-00000002"),
             HasSubstr("latest: it names step-00000002")));
   EXPECT_THAT(names(), UnorderedElementsAre("latest", "run.lock", "step-2")) << "and nothing has changed";
-  // A new run begins beside what a run leaves before it has saved, and beside what people keep there.
+  // A new run may begin beside the files that a run leaves before its first save, and beside files of users.
   std::filesystem::remove_all(folder());
   std::filesystem::create_directories(folder() + "/step-00000002.0123456789abcdef.tmp");
   std::filesystem::create_directories(folder() + "/curves");
@@ -126,7 +126,7 @@ TEST_F(ProgramCheckpoints, ResumingBeginsAnewOnlyWhereNothingElseLies) {
   std::string out;
   (void)report(resumed, &out);
   EXPECT_THAT(out, HasSubstr("no checkpoint in " + folder() + " yet: training starts from the beginning"));
-  // Another program's model is.
+  // Files with another program's model are refused.
   std::filesystem::remove_all(folder());
   std::filesystem::create_directories(folder());
   (void)files_.write("ckpt/model.safetensors", "x");
@@ -136,7 +136,8 @@ TEST_F(ProgramCheckpoints, ResumingBeginsAnewOnlyWhereNothingElseLies) {
 }
 
 TEST_F(ProgramCheckpoints, RuinedWeightsTakeNoGoodOnesPlace) {
-  // With and without a checkpoint at the very step that ruins them, and after which nothing is known yet.
+  // With and without a checkpoint at the step that ruins the weights, after which it is unknown whether they
+  // are sound.
   for (const char* every : {"3", "1"}) {
     std::filesystem::remove_all(folder());
     const std::vector<std::string> flags{"--checkpoint-dir", folder(), "--keep-last", "1",
@@ -216,7 +217,7 @@ TEST_F(ProgramCheckpoints, TheBestIsKeptMarkedAndResumed) {
     more.insert(more.end(), sets.begin(), sets.end());
     return more;
   };
-  // A rate at which "far" gets worse with every step, as the model forgets what it never saw.
+  // A learning rate at which "far" gets worse with every step, because the model forgets what it never saw.
   std::string out;
   const json first = report(
       with({"--steps", "6", "--eval-every", "2", "--keep-best", "--best-by", "far", "--lr", "0.02"}), &out);
@@ -242,13 +243,13 @@ TEST_F(ProgramCheckpoints, TheBestIsKeptMarkedAndResumed) {
   const json listed = json::parse(test::checkpoint_command({"list", folder(), "--json"}).out);
   EXPECT_EQ(listed["best"], (json{{"name", "step-00000002"}, {"step", 2}, {"set", "far"}, {"loss", far[2]}}));
 
-  // Goes on from the end: the best stays.
+  // Continues from the end; the best one stays.
   const json second =
       report(with({"--steps", "8", "--keep-best", "--best-by", "far", "--lr", "0.02", "--resume", "latest"}));
   EXPECT_EQ(second["resumed"]["step"], 6);
   EXPECT_EQ(second["best"]["step"], 2);
   EXPECT_THAT(names(), UnorderedElementsAre("latest", "run.lock", "step-00000002", "step-00000008"));
-  // Goes on from the best, by the set that the folder's newest names.
+  // Continues from the best, by the set that the newest checkpoint of the folder names.
   const json third = report(with({"--steps", "3", "--resume", "best"}), &out);
   EXPECT_EQ(third["resumed"]["path"], folder() + "/step-00000002");
   EXPECT_EQ(third["steps"][0]["loss"], first["steps"][2]["loss"]) << "with the bits of the first run";
@@ -303,7 +304,7 @@ TEST_F(ProgramCheckpoints, SamplesGoOnInSequenceWhenTheBatchChanged) {
 }
 
 TEST_F(ProgramCheckpoints, ABatchThatChangedBeginsWhereTheOldOneEnded) {
-  // Weights that stay as they are, and no dropout: the loss of a step says which samples it saw.
+  // The weights do not change and there is no dropout, so the loss of a step shows which samples it used.
   const std::string model = files_.write("config.json", R"({"model_type": "gpt2", "n_layer": 1, "n_head": 2,
       "n_embd": 32, "vocab_size": 256, "n_positions": 64, "embd_pdrop": 0, "attn_pdrop": 0, "resid_pdrop": 0})");
   const std::vector<std::string> still{"--model", model, "--lr", "0", "--dtype", "fp32"};
@@ -384,7 +385,7 @@ TEST_F(ProgramCheckpoints, WhatEarlierVersionsHadByDefaultStaysUnlessTheFileChoo
                                    "communication_data_type is 'fp32', was 'bf16': the command line wins",
                                    "gradient_clipping is 0.0, was 1.0: the command line wins"));
   EXPECT_THAT(out, Not(HasSubstr("as the run was saved")));
-  // A new run, and one that takes weights alone, has the defaults of DeepSpeed.
+  // A new run, and one that loads only weights, has DeepSpeed's defaults.
   const json anew = report({"--resume-weights-only", folder(), "--config", silent});
   EXPECT_EQ(anew["config"]["bf16"]["enabled"], false);
   EXPECT_EQ(anew["config"]["gradient_clipping"], 0.0);
@@ -427,7 +428,7 @@ TEST_F(ProgramCheckpoints, WeightsAloneStartANewRun) {
   EXPECT_EQ(tuned["resumed"]["weights_digest"], first["weights_digest"]);
   EXPECT_EQ(tuned["steps"][0]["step"], 1);
   EXPECT_NE(tuned["weights_digest"], first["weights_digest"]);
-  // Started again after it ended, the same line goes on with its own run.
+  // When the same command is repeated after the end, it continues its own run.
   const json again = report(line, &out);
   EXPECT_EQ(again["resumed"]["weights_only"], false);
   EXPECT_EQ(again["weights_digest"], tuned["weights_digest"]);
@@ -444,7 +445,7 @@ TEST_F(ProgramCheckpoints, EvaluateTakesWeightsFromACheckpoint) {
   EXPECT_EQ(evaluated["validation_loss"], trained["validation_loss"]);
   EXPECT_EQ(evaluated["weights_digest"], trained["weights_digest"]);
   EXPECT_EQ(evaluated["resumed"]["step"], 3);
-  // Without --sequence the one of the training counts, so that the loss is the run's own.
+  // Without --sequence the training's sequence length applies, so the loss is the run's own.
   const ProgramResult without = test::run(
       {"evaluate", "--model", "gpt-nano", "--data", files_.path("tiny.txt"), "--from", folder(), "--threads",
        "1", "--dtype", "fp32", "--debug-peak-seconds", "0.01", "--report", files_.path("e2.json")});
@@ -568,12 +569,12 @@ TEST_F(ProgramCheckpoints, APartialResumeTakesWhatBothModelsHaveAndReportsEachDi
               HasSubstr("changed                the model's n_layer is 3, was 2: the command line wins"));
   EXPECT_EQ(grown["resumed"]["step"], 3);
   EXPECT_EQ(grown["steps"][0]["step"], 4);
-  // Back to two layers: the third is passed over, and the first two have their old weights.
+  // Back to two layers: the third is skipped, and the first two have their old weights.
   const json shrunk = report({"--resume-weights-only", folder(), "--partial", "--checkpoint-dir",
                               folder("small"), "--resume", "latest"});
   EXPECT_THAT(shrunk["resumed"]["differences"], IsEmpty());
   EXPECT_EQ(shrunk["resumed"]["weights_digest"], first["weights_digest"]);
-  // The run's own checkpoints are whole, so that the line that started it goes on with it.
+  // The run's own checkpoints are complete, so the command that started it continues it.
   const json again = report({"--resume-weights-only", folder(), "--partial", "--rename", "none.*=other.*",
                              "--checkpoint-dir", folder("small"), "--resume", "latest"});
   EXPECT_EQ(again["resumed"]["weights_only"], false);
@@ -588,7 +589,7 @@ TEST_F(ProgramCheckpoints, WhatIsNotThereOrDamagedIsRefused) {
   refused(4, {"--resume", folder("none")}, {"no complete checkpoint in " + folder("none")});
   report({"--checkpoint-dir", folder()});
   std::filesystem::resize_file(folder() + "/step-00000003/shard-00000-of-00001.h5", 5000);
-  // Not from the beginning: the run would be lost without a word.
+  // It must not start from the beginning, which would silently lose the run.
   refused(4, {"--checkpoint-dir", folder(), "--resume", "latest"}, {"shard-00000-of-00001.h5", "truncated"});
   refused(4, {"--resume", folder() + "/step-00000003"}, {"truncated"});
 }
@@ -601,7 +602,7 @@ TEST_F(ProgramCheckpoints, AFolderInUseIsRefusedUnlessTheRunGoesOnInIt) {
   refused(2, {"--checkpoint-dir", folder(), "--resume-weights-only", folder()}, {"earlier run"});
   report({"--checkpoint-dir", folder("b")});
   refused(2, {"--checkpoint-dir", folder("b"), "--resume", folder()}, {"earlier run"});
-  // Back to an earlier step of its own.
+  // Back to an earlier step of the run.
   report({"--checkpoint-dir", folder(), "--resume", "latest", "--steps", "5"});
   const json back =
       report({"--checkpoint-dir", folder(), "--resume", folder() + "/step-00000003/", "--steps", "4"});
@@ -652,7 +653,7 @@ TEST_F(ProgramCheckpoints, ADamagedNewestOneIsPassedOverUnlessToldOtherwise) {
   EXPECT_EQ(resumed["resumed"]["step"], 2);
   EXPECT_THAT(out, AllOf(HasSubstr("passed over: "), HasSubstr("step-00000004/shard-00000-of-00001.h5"),
                          HasSubstr("resumed                " + folder() + "/step-00000002")));
-  // One whose manifest is gone is seen before anything is read.
+  // A missing manifest is noticed before anything is read.
   std::filesystem::remove(folder() + "/step-00000005/manifest.json");
   refused(4, strict, {"--resume-strict: no complete checkpoint in " + folder() + "/step-00000005"});
   refused(2, {"--resume-strict"}, {"--resume-strict says what --resume latest does"});
@@ -683,7 +684,7 @@ TEST_F(ProgramCheckpoints, AFolderThatCannotBeWrittenIsRefusedBeforeTraining) {
 TEST_F(ProgramCheckpoints, ASignalEndsTheRunWithACheckpointAndAStatusOfItsOwn) {
   for (const int signal : {SIGUSR1, SIGTERM}) {
     const std::string name = "stopped" + std::to_string(signal);
-    // It comes during start-up: waits, and is seen in the first step.
+    // The signal arrives during start-up, is kept pending, and is noticed in the first step.
     sigset_t set{}, before{};
     sigemptyset(&set);
     sigaddset(&set, signal);

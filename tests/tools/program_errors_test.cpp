@@ -1,4 +1,4 @@
-// Every mistake that a user can make has an exit status and a text that says what to do.
+// Every user mistake has an exit status and a text with a remedy.
 
 #include <gmock/gmock.h>
 

@@ -1,4 +1,4 @@
-// --metrics: lines that are there as soon as steps are, and go on where a run does.
+// --metrics: a line is written with each step, and the file continues when a run is resumed.
 #include <gmock/gmock.h>
 
 #include <filesystem>

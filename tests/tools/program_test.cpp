@@ -1,4 +1,4 @@
-// The program's output and reports when all goes well.
+// The program's output and reports in the absence of errors.
 
 #include <gmock/gmock.h>
 
@@ -38,7 +38,7 @@ TEST(Program, LearnsRegularText) {
                                                              "8", "--report", report, "--dtype", "fp32"}));
   ASSERT_EQ(result.status, 0) << result.errors;
   const json document = json::parse(test::read_file(report));
-  // From 5.5; the letters of the text alone, without their order, have an entropy of 2.6.
+  // It starts at 5.5; the letters of the text without their order have an entropy of 2.6.
   EXPECT_LT(document["steps"].back()["loss"], 3.0);
   EXPECT_LT(document["validation_loss"], 3.0);
 }
@@ -146,7 +146,7 @@ TEST(Program, ReportHasEveryKeyOfItsSchema) {
   expect_keys(report["placement"]["nodes"][0],
               {{"name", json::value_t::string}, {"ranks", array}, {"bytes_to_other_nodes", number_integer}});
   for (const json& step : report["steps"]) {
-    // The update is a part of the step; all of a rank's processor time is inside of its wall clock here.
+    // The update is part of the step; here all processor time of a rank is within its wall-clock time.
     EXPECT_GT(step["update_seconds"], 0);
     EXPECT_LT(step["update_seconds"], step["seconds"]);
     EXPECT_GT(step["cpu_seconds"], 0);
@@ -185,7 +185,7 @@ TEST(Program, OffloadChangesNoBitAndSaysWhatItMoves) {
     EXPECT_EQ(other["state_digest"], plain["state_digest"]);
     EXPECT_EQ(other["validation_loss"], plain["validation_loss"]);
     EXPECT_GT(other["steps"].back()["offload_bytes"]["to_host"].get<std::int64_t>(), 0);
-    // The sum is over all steps: an update that ends behind the step's end counts to the next.
+    // The sum is over all steps, because an update that ends after the end of its step counts to the next.
     double updates = 0;
     for (const auto& step : other["steps"]) {
       updates += step["offload"]["host_update_seconds"].get<double>();
@@ -278,7 +278,8 @@ TEST(Program, EvaluatesTheInitialWeights) {
   ASSERT_EQ(result.status, 0) << result.errors;
   EXPECT_THAT(result.out, AllOf(HasSubstr("validation loss of the initial weights"), HasSubstr("trigram")));
   const json report = json::parse(test::read_file(folder.path("r.json")));
-  // Initial weights of deviation 0.02 say next to nothing: the loss is near that of 256 equally likely bytes.
+  // Initial weights with deviation 0.02 have almost no effect: the loss is near that of 256 equally likely
+  // bytes.
   EXPECT_NEAR(report["validation_loss"].get<double>(), 5.545, 0.1);
   EXPECT_TRUE(report["steps"].empty());
 }

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""program_test.py PROGRAM SUITE: the tranche program in processes of its own, alone and under mpirun.
+"""program_test.py PROGRAM SUITE: the tranche program in separate processes, alone and under mpirun.
 
-Suites: alone, agreement, configurations, data, errors, statuses, failures, hosts, digests, pipeline, pipeline_rows, tensor, any_ranks, memory, offload, plan, report. Every failed check prints the command that shows it.
+Suites: alone, agreement, configurations, data, errors, statuses, failures, hosts, digests, pipeline, pipeline_rows, tensor, any_ranks,
+memory, offload, plan, report. Every failed check prints the command that reproduces it.
 """
 
 import concurrent.futures
@@ -23,15 +24,15 @@ from sweep_part import part  # noqa: E402
 PROGRAM, SUITE = sys.argv[1], sys.argv[2]
 RUN_MPI = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts", "run_mpi.sh")
 FOLDER = tempfile.TemporaryDirectory(prefix="tranche-test-")
-LIMIT = 60  # seconds; a job that is still there then hangs
-# mpirun sleeps a second before it ends a job of which a rank has failed. Where a refusal is printed before any rank may end, nothing is
-# lost without that second, and a rank that says it too late is found.
+LIMIT = 60  # seconds; a job that still runs then counts as hung
+# mpirun sleeps a second before it ends a job in which a rank has failed. If a refusal is printed before any rank may end, nothing is lost
+# without that second, and a rank that prints it too late is found.
 AT_ONCE = {"OMPI_MCA_odls_base_sigkill_timeout": "0"}
 failures = []
 
 
 def side_by_side(count, cases):
-    """Runs functions, `count` at a time. They wait for mpirun, or for a time-out, most of the time."""
+    """Runs functions, `count` at a time. They mostly wait for mpirun or for a time-out."""
     with concurrent.futures.ThreadPoolExecutor(count) as jobs:
         for done in [jobs.submit(*case) for case in cases]:
             done.result()
@@ -48,7 +49,7 @@ def write(name, content):
 
 
 TEXT = write("text.txt", (b"the cat sat on a mat and saw seven rats\n" * 200))
-# Sizes that no rank count and no vector width divides; 3 layers.
+# Sizes that are not divisible by numbers of ranks or vector widths; 3 layers.
 MODEL = write("config.json", json.dumps({
     "model_type": "gpt2", "n_layer": 3, "n_head": 3, "n_embd": 33, "n_inner": 61, "vocab_size": 257, "n_positions": 32,
     "embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1}).encode())
@@ -58,19 +59,19 @@ TINY = ["train", "--model", MODEL, "--data", TEXT, "--sequence", "13", "--steps"
 
 
 def with_data(line, data):
-    """A command line with another file than TEXT. A second --data would be read beside it."""
+    """A command line with another file than TEXT. A second --data would be read in addition."""
     return [data if word == TEXT else word for word in line]
 
 
 def command(arguments, ranks):
-    """Of `ranks` ranks, or of one rank for each of several lists of arguments."""
+    """The command of `ranks` ranks, or of one rank for each of several lists of arguments."""
     if arguments and isinstance(arguments[0], list):
         return [RUN_MPI, "1", PROGRAM] + arguments[0] + [word for one in arguments[1:] for word in [":", "-n", "1", PROGRAM] + one]
     return ([RUN_MPI, str(ranks)] if ranks else []) + [PROGRAM] + arguments
 
 
 def run(arguments, ranks=0, extra=None):
-    """(status, standard output, standard error, seconds)"""
+    """Returns (status, standard output, standard error, seconds)."""
     begin = time.time()
     environment = dict(os.environ, TRANCHE_MPI_TIMEOUT=str(LIMIT), **(extra or {}))
     done = subprocess.run(command(arguments, ranks), capture_output=True, text=True, errors="replace", timeout=LIMIT + 15,
@@ -112,7 +113,7 @@ def suite_alone():
 
 
 def suite_configurations():
-    """DeepSpeed's files as users write them run unchanged (train_batch_size 32 and 4 accumulated fit 2 ranks)."""
+    """DeepSpeed configuration files as users write them run unchanged (train_batch_size 32 and 4 accumulation steps fit 2 ranks)."""
     folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "configs")
     for name, stage, dtype in (("deepspeed_stage2.json", 2, "bf16"), ("deepspeed_stage3_fp16.json", 3, "fp16"),
                                ("hugging_face_auto.json", 3, "bf16")):
@@ -129,7 +130,7 @@ def suite_configurations():
 
 
 def suite_errors():
-    """Errors that all ranks meet are printed by rank 0, once, and end the job in order."""
+    """Errors that occur on all ranks are printed once, by rank 0, and end the job normally."""
     cases = [
         (["--stage", "4"], "stage is 0 to 3, not 4"),
         (["--set", "zero_optimisation.stage=1"], "zero_optimization"),
@@ -147,12 +148,12 @@ def suite_errors():
         expect(TINY + flags, 2, 2, [text], once="tranche: ", extra=AT_ONCE)
 
     side_by_side(3, [(refused, flags, text) for flags, text in cases])
-    # Met by both ranks at once, after the start; more than one rank may get to say it.
+    # It occurs on both ranks at the same time, after the start; more than one rank may print it.
     expect(TINY + ["--device-memory", "10MiB", "--set", "tranche.workspace=32MiB"], 2, 3, ["10.00 MiB"], once="tranche: ")
 
 
 def suite_agreement():
-    """Ranks that were started with other flags, files or commands are refused before the first step, naming both sides."""
+    """Ranks that were started with different flags, files or commands are refused before the first step, with both values."""
     other = write("other.txt", open(TEXT, "rb").read().replace(b"rats", b"cats"))
     shorter = write("shorter.txt", open(TEXT, "rb").read()[:-40])
     copied = write("copied.txt", open(TEXT, "rb").read())
@@ -198,7 +199,7 @@ def suite_agreement():
 
 
 def suite_data():
-    """A data file that is cut off or written to in a run ends all ranks with status 2; a new file of its name is not noticed."""
+    """A data file that is truncated or changed during a run ends all ranks with status 2; a new file under its name is not noticed."""
     def cut(name):
         os.truncate(name, 0)
 
@@ -243,7 +244,7 @@ def changed_in_use(ranks, change, status, text):
 
 
 def suite_statuses():
-    """Errors that are met after the start, 20 times: the status is that of the cause, whichever rank ends the job."""
+    """Errors after the start, 20 times: the status is that of the cause, whichever rank ends the job."""
     every_rank = TINY + ["--set", 'tranche.frozen=["nothing.*"]']
     one_rank = TINY + ["--device-memory", "10MiB", "--debug-out-of-memory", "1:2"]
     side_by_side(3, 10 * [(expect, every_rank, 2, 2, ["pattern 'nothing.*' in tranche.frozen"]), (expect, one_rank, 2, 3, ["rank 1"])])
@@ -269,8 +270,8 @@ def suite_failures():
 
 
 def suite_hosts():
-    """Failures over two hosts of two ranks, declared, whose ranks read each other's memory. Only rank 0 sees that rank 1 is not
-    there, and has the word."""
+    """Failures on two declared hosts of two ranks, which read each other's memory. Only rank 0 sees that rank 1 is missing, and reports it.
+    """
     timeout = ["--set", "tranche.communication_timeout=3", "--steps", "1000000", "--max-seconds", "100"]
     hosts = timeout + ["--set", "tranche.debug.ranks_per_host=2", "--set", "tranche.collectives=shared"]
     def hangs(stage):
@@ -287,7 +288,7 @@ def suite_hosts():
 
 
 def killed(more=(), count=2):
-    """A rank that dies by a signal takes all others with it."""
+    """A rank that dies by a signal ends all others."""
     arguments = TINY + ["--steps", "100000000", "--log-every", "1", *more]
     with open(path("killed.out"), "wb") as out:
         job = subprocess.Popen(command(arguments, count), stdout=out, stderr=out, env=dict(os.environ, TRANCHE_MPI_TIMEOUT=str(LIMIT)))
@@ -303,7 +304,7 @@ def killed(more=(), count=2):
             begin = time.time()
             status = job.wait(timeout=30)
             check(status != 0, "a killed rank is no success", arguments, count, result)
-            # mpirun has killed them; the kernel may still be at it.
+            # mpirun has killed them, but the kernel may not have finished.
             while (alive := [rank for rank in ranks if os.path.exists(f"/proc/{rank}/exe")]) and time.time() < begin + 30:
                 time.sleep(0.02)
             check(not alive, f"all ranks have ended, {time.time() - begin:.1f} s later", arguments, count, result)
@@ -313,7 +314,7 @@ def killed(more=(), count=2):
 
 
 def children(parent):
-    """Processes of the program below `parent`."""
+    """The processes of the program below `parent`."""
     found, name = [], os.path.basename(PROGRAM)
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -341,7 +342,7 @@ def trained(arguments, ranks):
         return json.load(file)
 
 
-# (ranks, micro-batches, dtype, policy): each with stages 0 to 3, one of them with everything else set otherwise.
+# (ranks, micro-batches, dtype, policy): each with stages 0 to 3; one of the stages has all other settings changed.
 COVER = [
     (1, 2, "bf16", "micro_batch"),
     (2, 1, "fp32", "boundary"),
@@ -357,7 +358,7 @@ OTHERWISE = ["--set", "zero_optimization.overlap_comm=false", "--set", "zero_opt
 
 
 def suite_digests():
-    """Stage 0 is the reference; a part of the sweep compares one of the others, another one for each row."""
+    """Stage 0 is the reference; a part of the sweep compares one of the other stages, which changes with each row."""
     chosen = part([(row, 1 + (n + number) % 3) for number, row in enumerate(COVER) for n in range(3)],
                   name=lambda item: f"stage {item[1]} of {item[0][0]} ranks, {item[0][2]}")
     for row in COVER:
@@ -385,7 +386,8 @@ def suite_digests():
 
 
 def traced(arguments, ranks, axis):
-    """One trace of all ranks: a process for each, arrows with both ends that do not go back in time; the report has each stage's idle share."""
+    """Checks one trace of all ranks: it has a process for each, and arrows with both ends that do not go back in time; the report has each
+    stage's idle share."""
     trace, report = path("trace.json"), path("traced.json")
     arguments = arguments + ["--trace", trace, "--report", report]
     result = run(arguments, ranks)
@@ -421,7 +423,7 @@ def traced(arguments, ranks, axis):
 
 
 def suite_pipeline():
-    """Stages of a pipeline have the bits of one rank that adds the gradients of a tied table by use, write its text and evaluate its
+    """Stages of a pipeline have the bits of one rank that adds the gradients of a tied table by use, generate its text and evaluate its
     checkpoint; failures name the message."""
     checkpoint = path("staged")
     same = ["--accumulate", "4", "--digest-every", "1", "--sample-bytes", "9", "--set", "tranche.tie_sum=by_use"]
@@ -429,7 +431,7 @@ def suite_pipeline():
         one = None
         for ranks, arguments in ((0, []), (2, ["--mesh", "pipeline=2"]),
                                  (3, ["--mesh", "pipeline=3", "--stage", "3", "--set", "tranche.pipeline_schedule=afab"])):
-            # Stage 3 reduces each micro-batch unless it is told otherwise, which has other bits.
+            # By default stage 3 reduces each micro-batch, which has other bits.
             report = trained(same + arguments + ["--dtype", dtype, "--set", "tranche.reduction=boundary"], ranks)
             if report is None:
                 continue
@@ -465,7 +467,8 @@ def suite_pipeline():
 
 
 def drawn_rows(count):
-    """(model, mesh, its ranks, the mesh without a pipeline, its ranks, ZeRO stage, schedule, dtype, reduction), each value as often as its others."""
+    """Returns (model, mesh, its ranks, the mesh without a pipeline, its ranks, ZeRO stage, schedule, dtype, reduction); each value occurs
+    equally often."""
     draw = random.Random(42)
     axes = {"model": ["gpt", "llama"], "mesh": [("pipeline=2", 2, "", 0), ("pipeline=3", 3, "", 0), ("pipeline=4", 4, "", 0),
                                                 ("pipeline=2, shard=2", 4, "shard=2", 2), ("shard=2, pipeline=2", 4, "shard=2", 2),
@@ -481,8 +484,8 @@ def drawn_rows(count):
 
 
 def suite_pipeline_rows():
-    """Drawn meshes with a pipeline, each against the same mesh without one: a tied GPT with dropout and an untied Llama, clipping on. A part of them
-    for each commit."""
+    """Drawn meshes with a pipeline, each compared with the same mesh without one: a tied GPT with dropout and an untied Llama, with
+    clipping. Each commit runs a part of them."""
     llama = write("llama.json", json.dumps({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 3, "hidden_size": 32, "num_attention_heads": 4,
         "num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 32, "vocab_size": 257, "tie_word_embeddings": False,
@@ -512,8 +515,8 @@ def suite_pipeline_rows():
 
 
 def expect_results_of_one_rank(axis, meshes, flags=()):
-    """On meshes of (ranks, flags) with `axis`, of which the first has one copy of the batch: losses, norms and evaluation of one rank, traffic of the
-    formula, a state that one rank loads, and the greedy text of one rank."""
+    """Tests meshes of (ranks, flags) with `axis`, the first of which has one copy of the batch: losses, norms and evaluation of one rank,
+    traffic equal to the formula, a state that one rank can load, and the greedy text of one rank."""
     one, seen, checkpoint, first = None, {}, path("of-" + axis), meshes[0][0]
     for ranks, mesh in [(0, [])] + meshes:
         report = trained(mesh + [*flags, "--dtype", "fp32", "--micro-batch", "2" if ranks > first else "4", "--set", "gradient_clipping=0.5"] +
@@ -541,7 +544,7 @@ def expect_results_of_one_rank(axis, meshes, flags=()):
 
 
 def suite_context():
-    """Ranks that share out sequences have the losses, the evaluation and the greedy text of one rank, and one that fails is named."""
+    """Ranks that share sequences have the losses, the evaluation and the greedy text of one rank, and a failing rank is named."""
     expect_results_of_one_rank("context", [(2, ["--mesh", "context=2"]), (4, ["--mesh", "shard=2, context=2", "--stage", "3"])], ["--sequence", "14"])
     cut = TINY + ["--steps", "1000000", "--max-seconds", "100", "--mesh", "context=2"]
     side_by_side(2, [
@@ -550,15 +553,16 @@ def suite_context():
 
 
 def suite_tensor():
-    """Ranks that cut layers have the losses, the evaluation and the greedy text of one rank, and a rank that fails is named with its coordinates,
-    the layer and the micro-batch."""
+    """Ranks that cut layers have the losses, the evaluation and the greedy text of one rank, and a failing rank is named with its
+    coordinates, the layer and the micro-batch."""
     expect_results_of_one_rank("tensor", [(3, ["--mesh", "tensor=3"]), (6, ["--mesh", "shard=2, tensor=3", "--stage", "3"])])
     timeout = ["--set", "tranche.communication_timeout=3", "--steps", "1000000", "--max-seconds", "100"]
     cut, both = TINY + timeout + ["--mesh", "tensor=3"], TINY + timeout + ["--mesh", "shard=2, tensor=3"]
 
     def hangs():
         result = expect(both + ["--debug-hang", "4:2"], 6, 5, ["no data from rank 4 (shard 1, tensor 1) after 3.0 s"], seconds=30)
-        # Its neighbours wait for rows, and the ranks of the other shard for sums of whole tensors: whoever waits longest speaks first.
+        # Its neighbours wait for rows, and the ranks of the other shard for sums of whole tensors; the rank that has waited longest reports
+        # first.
         check(any(text in result[2] for text in ("rows of embedding in micro-batch 0", "reduce_scatter of unit h.2 whole in backward")),
               "the operation that waited is named", both, 6, result)
 
@@ -571,8 +575,8 @@ def suite_tensor():
 
 
 def suite_any_ranks():
-    """One result for every number of ranks, of runs that end and of one that is killed and goes on with others."""
-    steps, first, second = 24, 4, 10  # first and second: the checkpoints behind which a rank is killed
+    """Equal results for every number of ranks, of complete runs and of one that is killed and continued with others."""
+    steps, first, second = 24, 4, 10  # first and second: checkpoints after which a rank is killed
     whole = ["--set", "tranche.world_size_invariant=true", "--micro-batch", "1", "--set", "train_batch_size=12", "--steps", str(steps)]
 
     def outcome(report, metrics):
@@ -610,8 +614,8 @@ def suite_any_ranks():
 
 
 def killed_behind(arguments, ranks, checkpoints, step):
-    """A run of which a rank is killed once a checkpoint of `step` or a later one is there. It would hang some steps later, so that it cannot
-    end before it is killed."""
+    """A run in which a rank is killed once a checkpoint of `step` or a later one exists. It would hang some steps later, so it cannot end
+    before it is killed."""
     out = path("killed.out")
     arguments = arguments + ["--debug-hang", f"0:{step + 5}"]
     with open(out, "wb") as file:
@@ -634,7 +638,7 @@ def killed_behind(arguments, ranks, checkpoints, step):
 
 
 def suite_offload():
-    """The same bits wherever state lives, and the plan's bytes in every tier."""
+    """The bits are equal wherever state lives, and every tier has the planned bytes."""
     os.mkdir(path("swap"))
     swap = ["--nvme-path", path("swap")]
     model = ["--model", MODEL, "--sequence", "13", "--set", "tranche.workspace=8MiB", "--set", "tranche.communication_slab=1MiB"]
@@ -671,7 +675,7 @@ def suite_offload():
 
 
 def suite_report():
-    """Batches are the same for every number of ranks: so are the losses, up to rounding."""
+    """Batches are equal for every number of ranks, and so are the losses up to rounding."""
     losses = {}
     for ranks, accumulation, micro in ((1, 1, 12), (2, 3, 2), (3, 2, 2), (4, 3, 1)):
         report = trained(["--micro-batch", str(micro), "--accumulate", str(accumulation), "--dtype", "fp32", "--stage", "3"],
@@ -690,7 +694,7 @@ def suite_report():
             print(f"FAILED: {ranks} ranks sent {sent} bytes, the formula says {report['traffic']['formula_bytes']}")
     for ranks, values in losses.items():
         worst = max(abs(a - b) for a, b in zip(values, losses[1]))
-        # fp32 sums in another order: law 2's bound.
+        # fp32 sums are in another order; the bound is that of law 2.
         if worst > 1e-5:
             failures.append("losses")
             print(f"FAILED: losses of {ranks} ranks differ by {worst} from those of one: {values} {losses[1]}")
@@ -702,7 +706,7 @@ def suite_report():
 
 
 def suite_plan():
-    """A plan, made alone, is what a job under mpirun reports."""
+    """A plan, made alone, equals the report of a job under mpirun."""
     model = ["--model", MODEL, "--sequence", "13", "--set", "tranche.workspace=8MiB", "--set", "tranche.communication_slab=1MiB"]
     for ranks, flags in ((2, ["--stage", "3", "--accumulate", "2"]),
                          (3, ["--stage", "1", "--dtype", "fp32", "--micro-batch", "2",
@@ -715,7 +719,7 @@ def suite_plan():
         plan = json.loads(result[1])
         for key in ("memory", "traffic", "model"):
             check(plan[key] == report[key], f"{key} as measured: {report[key]}", arguments, 0, result)
-    # A search that finds something and writes it, and a run that lives within what was found.
+    # A search finds a configuration and writes it, and a run fits into it.
     arguments = ["plan"] + model + ["--ranks", "2", "--set", "train_batch_size=16", "--fit", "10MiB", "--write", path("fit.json")]
     expect(arguments, 0, 0)
     expect(TINY + ["--config", path("fit.json"), "--device-memory", "10MiB"], 2, 0)
@@ -723,7 +727,7 @@ def suite_plan():
 
 
 def machines_come_along():
-    """A program that was moved, away from its installation or from the tree that it was built of, has its machine files."""
+    """A program that was moved out of its installation or build tree still has its machine files."""
     moved = shutil.copy(PROGRAM, path("moved"))
     arguments = [moved, "plan", "--model", MODEL, "--device", "cuda", "--ranks", "2", "--stage", "3", "--machine", "dgx-h100"]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=LIMIT, check=False)
@@ -742,7 +746,8 @@ def suite_memory():
 
 
 def run_out():
-    """Every rank ends with status 3, whoever runs out, and where: at the start, in a step as it comes, in the step that is recorded."""
+    """Every rank ends with status 3, whichever rank exhausts its memory, and wherever: at the start, in a dynamic step, in the recorded
+    step."""
     budget = ["--device-memory", "40MiB", "--set", "tranche.communication_timeout=20", "--stage", "3", "--accumulate", "2", "--steps", "100000",
               "--max-seconds", "100"]
     def runs_out(ranks, rank, step, texts):
@@ -753,20 +758,21 @@ def run_out():
         (runs_out, 2, 1, 1, ["[rank 1] ", "(activations) asks for"]),
         (runs_out, 3, 1, 0, ["[rank 0] rank 1 ran out of memory: start of embedding: 'embedding parameters'"]),
         (runs_out, 3, 2, 2, ["[rank 2] forward: 'residual' (activations) asks for", "rank 2 failed"]),
-        # All at once: state that no rank can hold, told once.
+        # On all ranks at once: no rank can hold the state, which is reported once.
         (expect, TINY + ["--device-memory", "9MiB", "--stage", "0"], 3, 3,
          ["asks for", "of the limit of 9.00 MiB", "at stage 0 (this one)", "at stage 3"], "tranche: ", 30),
         (runs_out, 1, 0, 0, ["start of embedding: 'embedding parameters' (parameters)"])])
 
 
 def beyond_the_budget():
-    """A model whose state is four times the budget: refused at stage 0, trained at stage 3 on 8 ranks to the same bits as without a budget."""
+    """A model whose state is four times the budget: refused at stage 0, trained at stage 3 on 8 ranks with the same bits as without a
+    budget."""
     model = write("deep.json", json.dumps({
         "model_type": "gpt2", "n_layer": 32, "n_head": 4, "n_embd": 128, "vocab_size": 257, "n_positions": 32,
         "embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1}).encode())
     arguments = ["--model", model, "--steps", "2"]
     parameters = 32 * (12 * 128 * 128 + 13 * 128) + (257 + 32 + 2) * 128
-    budget = 18 * parameters // 4  # (2 + 4 + 12) bytes a parameter in bf16
+    budget = 18 * parameters // 4  # (2 + 4 + 12) bytes per parameter in bf16
     limit = ["--device-memory", str(budget), "--set", "tranche.communication_slab=256KiB"]
     expect(TINY + arguments + limit + ["--stage", "0"], 0, 3, ["start of h.", f"({budget} B)", "at stage 0 (this one)"])
     within = trained(arguments + limit + ["--stage", "3"], 8)
@@ -782,7 +788,7 @@ def beyond_the_budget():
 
 
 def process_memory():
-    """What the operating system counts is what the ledger says, beyond what an engine without a model takes."""
+    """The operating system's figure equals the ledger's, apart from what an engine without a model uses."""
     model = write("wide.json", json.dumps({
         "model_type": "gpt2", "n_layer": 4, "n_head": 8, "n_embd": 512, "vocab_size": 4096, "n_positions": 64}).encode())
     common = ["train", "--data", TEXT, "--sequence", "32", "--threads", "1", "--eval-batches", "1", "--dtype", "bf16"]
@@ -803,7 +809,7 @@ def process_memory():
 
 
 def watched(arguments, ranks):
-    """Highest memory of any rank's process while it trains, and the ledger's peak."""
+    """The highest memory of any rank's process during training, and the ledger's peak."""
     report = path("watched.json")
     arguments = arguments + ["--steps", "2", "--report", report]
     highest = 0
@@ -825,7 +831,7 @@ def watched(arguments, ranks):
 
 
 def resident(process):
-    """RssAnon, and the pages of the process's own windows, which other ranks may read and which so are not anonymous."""
+    """RssAnon, and the pages of the process's own windows, which other ranks may read and which are therefore not anonymous."""
     total = 0
     try:
         with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as file:

@@ -124,7 +124,7 @@ TEST(Progress, ANormFarFromItsMedianIsUnusualAndStays) {
   for (int i = 2; i <= 4; ++i) EXPECT_EQ(take(i, 2), "");
   EXPECT_EQ(take(5, 15.9), "") << "8 medians are unusual, less is not";
   EXPECT_THAT(take(6, 22.5), testing::EndsWith("  UNUSUAL: norm is 11x the recent median\n"));
-  // A norm that stays so high is usual again.
+  // A norm that stays high becomes usual again.
   int said = 0;
   for (int i = 7; i <= 49; ++i) said += take(i, 200).empty() ? 0 : 1;
   EXPECT_GT(said, 0);
@@ -210,7 +210,7 @@ TEST(Progress, InATerminalItRedrawsOneLine) {
   shown.progress.step(step(4), 2);
   shown.progress.finish();
   EXPECT_EQ(std::count(shown.text.begin(), shown.text.end(), '\n'), 2);
-  // The line that stays covers the whole of the line that it replaces.
+  // The permanent line covers the whole redrawn line that it replaces.
   const std::size_t said = shown.text.find("step 3: validation");
   EXPECT_GE(shown.text.find('\n', said) - said, 60u);
 }

@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-/// A report in a folder of its own, and what it writes.
+/// A report in its own folder, and its file.
 struct Written {
   Written() { report.keep_for(path); }
   std::string text() {

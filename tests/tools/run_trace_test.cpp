@@ -20,7 +20,7 @@ using detail::seconds_now;
 using nlohmann::json;
 using testing::HasSubstr;
 
-/// Ahead by seconds, and fast by a share.
+/// A clock that is ahead by some seconds and fast by a fraction.
 double clock_of(int rank, double time, double origin) {
   return time + 100.0 * rank + 0.25 * rank * (time - origin);
 }
@@ -71,7 +71,7 @@ TEST(RunTrace, HasAllRanksOnOneClock) {
     if (event["name"] == "process_sort_index") positions[rank] = event["args"]["sort_index"];
     if (event["name"] != "it happened") continue;
     ++seen;
-    // The clocks run apart by a quarter, of which little passes within one way there and back.
+    // The clocks differ in speed by a quarter, which matters little within one round trip.
     EXPECT_NEAR(event["ts"].get<double>(), happened[static_cast<std::size_t>(rank)] * 1e6, 3 * error + 1)
         << rank;
   }

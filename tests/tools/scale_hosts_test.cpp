@@ -1,4 +1,4 @@
-// The nodes on which a launcher puts ranks, read from a study's arguments.
+// The nodes on which a launcher places ranks, derived from a study's arguments.
 
 #include "tools/scale/scale_nodes.h"
 
@@ -105,7 +105,7 @@ TEST(ScaleHosts, Srun) {
   EXPECT_EQ(behind({}, 1, "srun"), 1);
 }
 
-/// The environment of a batch job; nullptr takes a variable out.
+/// The allocation in the environment of a batch job; nullptr removes a variable.
 Allocation allocation_in(const std::vector<std::pair<const char*, const char*>>& variables) {
   for (const char* name : {"SLURM_JOB_ID", "SLURM_TASKS_PER_NODE", "PBS_NODEFILE", "LSB_HOSTS"}) {
     ::unsetenv(name);
@@ -135,7 +135,7 @@ TEST(ScaleHosts, AnAllocationIsTheNodesOfTheRuns) {
   EXPECT_TRUE(allocation_in({{"PBS_NODEFILE", file.c_str()}}).several());
   EXPECT_FALSE(allocation_in({}).several());
   EXPECT_FALSE(slurm("x(x2)").several());
-  // srun is told what the plan assumes.
+  // srun receives what the plan assumes.
   const auto told = [&](std::vector<std::string> arguments, int ranks) {
     srun.launcher_arguments = std::move(arguments);
     return nodes_of_run(srun, "", ranks, slurm("2(x2)")).arguments;

@@ -1,4 +1,4 @@
-// Arithmetic of scaling studies, and what is said of it.
+// The arithmetic of scaling studies, and their texts.
 
 #include "tools/scale/scale_results.h"
 
@@ -23,8 +23,8 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 
-/// Two steps of warm-up and two that are timed: 100 positions, of which 14 are learned, in 0.5 + 0.5 + (0.3 +
-/// 0.7) seconds.
+/// Two steps of warm-up and two timed ones: 100 positions, 14 of them learned, in 0.5 + 0.5 + (0.3 + 0.7)
+/// seconds.
 json report() {
   return json::parse(
       R"({"world": 2, "stage": 3, "config": {"tranche": {}}, "weights_digest": "ab", "numerics_fingerprint": "cpu",
@@ -146,7 +146,7 @@ TEST(ScaleFormula, IsTheTableOfTheDesign) {
     EXPECT_DOUBLE_EQ(state_bytes_per_parameter(1, true, n, 4, 4, 0, adam), 8 + 8.0 / n);
     EXPECT_DOUBLE_EQ(state_bytes_per_parameter(2, false, n, 4, 4, 0, adam), 4 + 12.0 / n);
     EXPECT_DOUBLE_EQ(state_bytes_per_parameter(3, false, n, 4, 4, 0, adam), 16.0 / n);
-    // The ZeRO paper's, with gradients in 16 bit.
+    // The figures of the ZeRO paper, with gradients in 16 bits.
     EXPECT_DOUBLE_EQ(state_bytes_per_parameter(2, false, n, 2, 2, 4, adam), 2 + 14.0 / n);
   }
 }
@@ -197,7 +197,7 @@ StudyFacts facts() {
 
 RunFigures run_of(int ranks, int stage, int repeat, double tokens_per_second) {
   RunFigures run = figures_of(report().dump(), 2);
-  run.schedule.clear();  // the study names none
+  run.schedule.clear();  // the study gives none
   run.ranks = run.ranks_on_node = ranks;
   run.stage = stage;
   run.repeat = repeat;
@@ -212,7 +212,7 @@ RunFigures run_of(int ranks, int stage, int repeat, double tokens_per_second) {
 std::vector<RunFigures> all_runs() {
   std::vector<RunFigures> runs;
   for (const int repeat : {2, 1}) {  // their order does not matter
-    // The machine is half as fast in the second repeat.
+    // In the second repeat the machine is half as fast.
     const double speed = repeat == 1 ? 1 : 0.5;
     for (const int stage : {3, 0}) {
       runs.push_back(run_of(1, stage, repeat, 100 * speed));
@@ -235,7 +235,7 @@ TEST(ScaleResults, EfficiencyIsWithinRepeatsAndNotClaimedForSharedCores) {
   EXPECT_EQ(two.plan.stage, 0);
   ASSERT_TRUE(one.efficiency && two.efficiency && two_3.efficiency);
   EXPECT_DOUBLE_EQ(one.efficiency->middle, 1);
-  // Across repeats it would have been 0.45 to 1.8.
+  // Across repeats it would be 0.45 to 1.8.
   EXPECT_DOUBLE_EQ(two.efficiency->low, 0.9);
   EXPECT_DOUBLE_EQ(two.efficiency->high, 0.9);
   EXPECT_DOUBLE_EQ(two_3.efficiency->middle, 0.75);
@@ -290,7 +290,7 @@ TEST(ScaleResults, PlansAreOfTheNodesThatTheRunsHad) {
   known.plans.at({2, 0}).ranks_per_node = 1;
   known.plans.at({2, 3}).ranks_per_node = 1;
   known.plans.at({2, 3}).bytes = 31;
-  known.plans.at({2, 3}).placed = false;  // nothing is said of what was not known
+  known.plans.at({2, 3}).placed = false;  // unknown placements are not compared
   EXPECT_THAT(results_of(known, all_runs()).differences,
               ElementsAre("2 ranks, stage 0: 2 ranks were on the node of rank 0, 1 were planned: say "
                           "--ranks-per-node"));
@@ -350,7 +350,7 @@ TEST(ScaleResults, JsonAndCsvHaveEveryRun) {
   EXPECT_THAT(csv, HasSubstr("\n2,0,1,weak,4,1,8,0,180,"));
 }
 
-/// Two schedules of the same pipeline at stage 0, of which the second is 1.25 times as fast.
+/// Two schedules of the same pipeline at stage 0; the second is 1.25 times as fast.
 StudyFacts two_schedules() {
   StudyFacts known = facts();
   known.ranks = {2};

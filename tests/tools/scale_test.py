@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""scale_test.py PROGRAM SUITE: `tranche scale` as people run it, on one and two ranks of a tiny model.
+"""scale_test.py PROGRAM SUITE: `tranche scale` as users run it, on one and two ranks of a tiny model.
 
-Suites: study (a whole one, with --json and its files; another study in its folder), meshes (several in one), schedules (of a pipeline), resume (killed in the middle, gone on
-with), failures (points that fail, die and hang), refusals (what is told before any run), launchers (mpirun's arguments, srun).
+Suites: study (a whole one, with --json and its files; another study in its folder), meshes (several in one), schedules (of a pipeline),
+resume (killed in the middle and continued), failures (points that fail, die and hang), refusals (errors before any run), launchers
+(mpirun's arguments, srun).
 """
 
 import csv
@@ -24,9 +25,9 @@ FOLDER = tempfile.TemporaryDirectory(prefix="tranche-scale-")
 HERE = pathlib.Path(FOLDER.name)
 TINY = ["--model", "gpt-nano", "--sequence", "16", "--warmup", "2", "--steps", "2", "--debug-peak-seconds", "0.01",
         "--set", "tranche.workspace=8MiB", "--set", "tranche.communication_slab=1MiB", "--micro-batch", "2"]
-# Each mpirun has a session folder here, apart from those of other tests that start at the same moment (scripts/run_mpi.sh).
+# Each mpirun has its session folder here, separate from those of other tests that start at the same moment (scripts/run_mpi.sh).
 os.environ["OMPI_MCA_orte_tmpdir_base"] = FOLDER.name
-# A study says "more ranks than cores" by the host; the tests say what they expect for any.
+# A study reports "more ranks than cores" depending on the host; the tests have expectations for any host.
 CORES = len(os.sched_getaffinity(0))
 
 
@@ -54,7 +55,7 @@ def texts_of(svg):
 
 
 def at_work(out):
-    """Command lines of processes that have to do with a study, by process."""
+    """Command lines of processes that belong to a study, by process."""
     found = {}
     for folder in pathlib.Path("/proc").iterdir():
         try:
@@ -96,12 +97,12 @@ def suite_study():
             assert run["bytes_sent"] == run["formula_bytes"] and (run["bytes_sent"] > 0) == (point["ranks"] > 1)
             assert run["state_measured_bytes"] >= point["state_formula_bytes"]
             assert point["bytes_predicted"] == run["bytes_sent"] and point["ranks_per_node"] == point["ranks"], point
-            # Equal at every point, or a rank alone would have had more.
+            # The threads are equal at every point; otherwise a single rank would have had more.
             assert run["threads"] == results["settings"]["threads"] == max(1, CORES // 2), run
     base = results["points"][0]["efficiency"]
     assert base["median"] == base["least"] == base["most"] == 1, base
 
-    # The order of runs is all points of a repeat, then the next.
+    # Runs are ordered by repeat: all points of one, then the next.
     order = sorted((out / "runs").glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
     assert [path.stem for path in order] == [f"n{n}-stage{s}-r{r}" for r in (1, 2) for n in (1, 2) for s in (0, 3)], order
     with open(out / "results.csv", newline="", encoding="utf-8") as file:
@@ -119,12 +120,12 @@ def suite_study():
                         ("model_state.svg", ["stage 0", "measured", "formula"])):
         expect_in(words, texts_of(out / name), name)
 
-    # Once more: nothing runs, all is there. With other settings: refused, both sides named.
+    # Repeating the command runs nothing, because everything exists. With other settings it is refused, with both values.
     before = {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
     again = scale(out, ["--ranks", "1,2", "--stages", "0,3", "--repeats", "2"])
     expect_in(["8 of 8 runs are kept", "# Weak scaling"], again.stdout, "the second time")
     assert before == {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
-    # A report that is another run's, or broken off, is none: that run is made again, and it alone.
+    # A report of another run, or an incomplete one, does not count: that run alone is repeated.
     (out / "runs" / "n2-stage3-r2.json").write_bytes((out / "runs" / "n1-stage0-r2.json").read_bytes())
     (out / "runs" / "n1-stage3-r1.json").write_text('{"world": 1, "sta')
     again = scale(out, ["--ranks", "1,2", "--stages", "0,3", "--repeats", "2"])
@@ -138,7 +139,7 @@ def suite_study():
               other.stderr, "the refusal")
     assert before == {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
 
-    # Strong scaling where the flags give a rank's part: the batch of the most ranks is that of all.
+    # Strong scaling if the flags give a rank's part: the batch of the largest number of ranks applies to all.
     strong = json.loads(scale(HERE / "strong", ["--ranks", "1,2", "--stages", "0", "--repeats", "1", "--strong", "--json"]).stdout)
     assert [(point["micro_batch"], point["accumulation"], point["batch"]) for point in strong["points"]] == [(2, 2, 4), (2, 1, 4)], strong["points"]
 
@@ -159,9 +160,9 @@ def suite_meshes():
         assert abs(point["state_formula_bytes"] - measured) <= measured / 1000, point
     # Ranks of tensor hold half of the cut tensors, at every stage.
     assert runs[0, meshes[2]]["state_measured_bytes"] < 0.6 * runs[0, meshes[1]]["state_measured_bytes"], runs
-    # Ranks of context share state as those of shard do.
+    # Ranks of context share state like those of shard.
     assert all(runs[stage, meshes[3]]["state_measured_bytes"] == runs[stage, meshes[0]]["state_measured_bytes"] for stage in (0, 3)), runs
-    # With one copy on each rank no stage shards anything: all hold and send the same.
+    # With one replica on each rank no stage shards anything, so all hold and send the same.
     assert runs[0, meshes[1]]["state_measured_bytes"] == runs[3, meshes[1]]["state_measured_bytes"], runs
     assert runs[3, meshes[0]]["state_measured_bytes"] < runs[3, meshes[1]]["state_measured_bytes"], runs
     assert sorted(path.name for path in (out / "runs").glob("*.json")) == [
@@ -204,7 +205,7 @@ def suite_schedules():
         config = json.loads((out / "runs" / f"n2-stage0-schedule{number}-r1.json").read_text(encoding="utf-8"))["config"]["tranche"]
         assert config.get("pipeline_schedule", "1f1b") == schedule and config.get("pipeline_chunks", 0) == 2 * (number == 3), config
     expect_in(["| ranks | stage | schedule | batch |", "| 2 | 0 | zb-h1 | 8 |"], (out / "table.md").read_text(encoding="utf-8"), "the table")
-    # Other text in the file is another study.
+    # Another text in the file makes it another study.
     mine.write_text(mine.read_text(encoding="utf-8").replace("0F0,0F1", "0F0,,0F1"), encoding="utf-8")
     expect_in(["schedule_files/"], scale(out, words, 2).stderr, "the refusal")
     for more, text in ((["--pipeline-schedules", "1f1b,"], "--pipeline-schedules '1f1b,' has nothing on one side of a ','"),
@@ -217,7 +218,7 @@ def suite_schedules():
 
 def suite_resume():
     out = HERE / "study"
-    # The batch of a step, in place of a rank's.
+    # The batch of a step is given instead of a rank's.
     words = [word for word in command(out, ["--ranks", "1,2", "--stages", "1", "--repeats", "2", "--strong", "--steps", "600",
                                             "--set", "train_batch_size=4"])]
     at = words.index("--micro-batch")
@@ -225,7 +226,7 @@ def suite_resume():
     reports = [out / "runs" / f"n{n}-stage1-r{r}.json" for r in (1, 2) for n in (1, 2)]
 
     def stopped(how, report):
-        """Starts it and stops it once `report` is there and the next run is under way."""
+        """Starts the study, and stops it when `report` exists and the next run has begun."""
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         limit = time.time() + 60
 
@@ -247,7 +248,7 @@ def suite_resume():
     assert not partial["complete"] and partial["runs_done"] == len(kept), partial["runs_done"]
     first = reports[0].stat().st_mtime_ns
 
-    # Killed without a chance to say anything: what was started ends with it.
+    # Killed without a chance to react: its processes end with it.
     missing = next(report for report in reports if not report.exists())
     status, _ = stopped(signal.SIGKILL, missing)
     limit = time.time() + 15
@@ -265,7 +266,7 @@ def suite_resume():
 
 def suite_failures():
     out = HERE / "study"
-    # Rank 1 fails in each run of two ranks; there is none among one, which is told as usage.
+    # Rank 1 fails in each run of two ranks. With one rank there is no rank 1, which is a usage error.
     done = scale(out, ["--ranks", "1,2", "--stages", "0", "--repeats", "2", "--debug-fail", "1:2"], status=7)
     expect_in(["the run of repeat 1, 1 rank, stage 0 failed with status 2", "there is no rank 1 to fail among 1",
                "the run of repeat 2, 2 ranks, stage 0 failed with status 5", "  command: ", "mpirun -n 2 ", "--stage 0",
@@ -275,7 +276,7 @@ def suite_failures():
     assert [failure["status"] for failure in results["failures"]] == [2, 5, 5] and not results["complete"], results["failures"]
     expect_in(["## Runs that failed", "told to fail in step 2"], (out / "table.md").read_text(encoding="utf-8"), "the table")
 
-    # One point fails, the others go on: memory for one rank is not enough for two with their staging buffer.
+    # One point fails and the others continue: the memory for one rank is not enough for two with their staging buffer.
     out = HERE / "partly"
     peak = json.loads(scale(HERE / "sizes", ["--ranks", "1,2", "--stages", "0", "--repeats", "1", "--json"]).stdout)["points"]
     sizes = [point["memory_predicted_bytes"]["device"] for point in peak]
@@ -286,7 +287,7 @@ def suite_failures():
     results = json.loads((out / "results.json").read_text(encoding="utf-8"))
     assert [point["ranks"] for point in results["points"]] == [1] and results["runs_done"] == 1
 
-    # A rank that dies without a word.
+    # A rank that dies without a message.
     process = subprocess.Popen(command(HERE / "dead", ["--ranks", "2", "--stages", "3", "--repeats", "1", "--steps", "100000000"]),
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     rank, limit = None, time.time() + 60
@@ -336,7 +337,7 @@ def suite_refusals():
     refused(HERE / "mine", plain, ["mine' is there already and is no study", "nothing was written"])
     assert os.listdir(HERE / "mine") == ["thesis.txt"]
     refused(HERE / "mine" / "thesis.txt", plain, ["is a file; give a folder"])
-    # Another command is at work on it: it has the lock.
+    # Another command is using the folder and has its lock.
     (HERE / "busy").mkdir()
     (HERE / "busy" / "study.json").write_text("{}")
     with open(HERE / "busy" / ".lock", "w", encoding="utf-8") as lock:
@@ -357,14 +358,14 @@ def suite_launchers():
     (HERE / "list").write_text("localhost slots=1\n")
     done = scale(HERE / "few", [*point, "--hostfile", str(HERE / "list")], status=7)
     expect_in([f"mpirun -n 2 --hostfile {HERE / 'list'} ", "not enough slots"], done.stderr, "mpirun's own refusal")
-    # A failure that ends every run alike ends the study after three, not after all.
+    # A failure that would end every run ends the study after three of them.
     many = ["--ranks", "2", "--stages", "0,1,2,3", "--repeats", "2", "--hostfile", str(HERE / "list")]
     done = scale(HERE / "none", many, status=7)
     expect_in(["3 runs failed and none ended well, so the others were not tried", "8 of 8 runs are missing, as 3 failed"],
               done.stderr, "the study's end")
     assert len(json.loads((HERE / "none" / "results.json").read_text(encoding="utf-8"))["failures"]) == 3
 
-    # Two nodes of two ranks, declared: the plan, the formula and what is sent have the nodes' sums in fp32.
+    # Two declared nodes of two ranks: the plan, the formula and the traffic have the nodes' sums in fp32.
     nodes = ["--ranks", "4", "--stages", "1", "--repeats", "1", "--json", "--set", "tranche.collectives=shared"]
     declare = ["--set", "tranche.debug.ranks_per_host=2"]
     results = json.loads(scale(HERE / "nodes", [*nodes, *declare, "--ranks-per-node", "2"]).stdout)
@@ -375,8 +376,7 @@ def suite_launchers():
     one = json.loads(scale(HERE / "one", nodes).stdout)["points"][0]
     assert one["ranks_per_node"] == 4 and one["bytes_predicted"] < both["bytes_predicted"], one
     assert one["oversubscribed"] == (4 > CORES) and ("efficiency" in one) == (4 <= CORES), one
-    # The nodes that are declared go to the plans. Here it is not so, which is told. What stands in for mpirun takes two
-    # hosts for one.
+    # Plans use the declared nodes. Here the runs differ, which is reported: the fake mpirun takes two hosts for one.
     folder = HERE / "mpi"
     folder.mkdir()
     (folder / "mpirun").write_text(f'#!/bin/sh\nshift 4\nPATH={shlex.quote(os.environ["PATH"])} exec {RUN_MPI} 4 "$@"\n')
@@ -390,7 +390,7 @@ def suite_launchers():
                    f"{one['bytes_predicted']} bytes were sent, {both['bytes_predicted']} were planned"],
                   "\n".join(results["differences"]), "the differences")
 
-    # Nobody has a Slurm here: what stands in for srun hands over to mpirun, and writes down what it was given.
+    # There is no Slurm here: a fake srun calls mpirun and records its arguments.
     folder = HERE / "bin"
     folder.mkdir()
     (folder / "srun").write_text(f'#!/bin/sh\nprintf "%s " "$@" > {HERE}/given\nshift 4\nexec {RUN_MPI} 2 "$@"\n')

@@ -1,4 +1,4 @@
-// tranche schedule check, as people and programs read it.
+// tranche schedule check, for people and for programs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -22,8 +22,7 @@ ProgramResult check_schedule(std::vector<std::string> arguments) {
   return test::run(arguments);
 }
 
-/// The hang that pytorch's issue 172668 describes, in the fewest actions: one stream of messages on each
-/// rank.
+/// The hang described in pytorch's issue 172668, in the fewest actions: one stream of messages on each rank.
 constexpr const char* two_lines =
     "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
     "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n";

@@ -1,4 +1,4 @@
-// tranche schedule, as people and programs read it.
+// tranche schedule, for people and for programs.
 #include "tools/schedule/schedule_command.h"
 
 #include <gmock/gmock.h>

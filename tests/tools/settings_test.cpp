@@ -246,7 +246,7 @@ TEST(Settings, PathsMayHoldEqualsSignsAndColons) {
   const std::string pattern = folder.path("date=2024-01-01/*.txt");
   EXPECT_EQ(open(pattern, pattern).validation.front().name, "");
   EXPECT_EQ(open(a, "day=" + pattern).validation.front().name, "day");
-  // A pattern of the working folder's, where what stands before the sign could be a name.
+  // A pattern for the working folder, in which the text before the equals sign could be a name.
   const std::filesystem::path before = std::filesystem::current_path();
   std::filesystem::current_path(folder.path("."));
   const std::string own = folder.write("own.txt", test::some_text(1500));
@@ -277,7 +277,7 @@ TEST(Settings, PathsMayHoldEqualsSignsAndColons) {
 
 TEST(Settings, DataWithoutAnythingToLearnAreRefused) {
   const TemporaryFolder folder;
-  // Nine prompts of 40 bytes with one letter each, and a text of 200.
+  // Nine prompts of 40 bytes, each with one repeated letter, and a text of 200.
   std::string prompts;
   for (int i = 0; i < 9; ++i)
     prompts += R"({"prompt": ")" + std::string(39, 'p') + R"(", "completion": "c"})" + "\n";
@@ -298,7 +298,7 @@ TEST(Settings, DataWithoutAnythingToLearnAreRefused) {
   };
   const std::string first = tokens("first.safetensors", prompts + text);
   EXPECT_EQ(refused({"--data", first, "--validation-data", first}), "");
-  // One empty completion: nothing but prompts.
+  // One empty completion: only prompts.
   const std::string none = tokens(
       "none.safetensors", R"({"prompt": ")" + std::string(300, 'p') + R"(", "completion": ""})" + "\n");
   EXPECT_EQ(refused({"--data", none, "--validation-data", learned}),

@@ -37,7 +37,7 @@ TEST(StageTimes, AreSumsOverTheRanksOfAStage) {
         idle_line(stages, mesh),
         "waiting for messages of other stages: 6.2% of a step on stage 1, the slowest, to 25.0% on stage 0, "
         "the fastest\n");
-    // A stage waits for the rows of its own layers too.
+    // A stage also waits for the rows of its own layers.
     EXPECT_THAT(idle_line(stages, Mesh::parse("pipeline=2, tensor=2", 4)),
                 testing::StartsWith("waiting for messages of other stages and of ranks of tensor: 6.2% of a "
                                     "step on stage 1, the slowest"));

@@ -1,4 +1,4 @@
-// Batches of training and of evaluation, on one rank and several.
+// Batches for training and evaluation, on one rank and several.
 #include "tranche/training/batch_feeder.h"
 
 #include <gmock/gmock.h>
@@ -73,7 +73,7 @@ TEST(BatchFeeder, ARankWithoutSamplesGetsRowsWithoutTargets) {
       invariant);
 }
 
-// Several micro-batches of a pipeline are open at once, and set_batch() may make them more.
+// Several micro-batches of a pipeline are active at once, and set_batch() may increase their number.
 TEST(BatchFeeder, KeepsTheMicroBatchesOfAPipelineThatAreOpen) {
   const TemporaryFolder folder;
   const Texts texts(folder);
@@ -113,7 +113,7 @@ TEST(BatchFeeder, NamesAFileOfTokensBeyondTheVocabulary) {
   });
 }
 
-/// The windows one by one, as a mean weighted by tokens.
+/// The windows evaluated one by one, as a mean weighted by tokens.
 EvaluationResult alone(const Trained& trained, const training::Windows& windows,
                        const std::vector<std::int64_t>& numbers) {
   EvaluationResult all;
@@ -132,7 +132,7 @@ TEST(EvaluateWindows, IsTheMeanOfEachAloneOnAnyNumberOfRanks) {
   const Texts texts(folder);
   const std::vector<std::int64_t> numbers = training::evaluation_windows(texts.held_out.count(), 7);
   ASSERT_EQ(numbers.size(), 7u);
-  for (const int ranks : {1, 2, 3}) {  // rounds of 2, 4 and 6 windows, the last one not full
+  for (const int ranks : {1, 2, 3}) {  // rounds of 2, 4 and 6 windows; the last one is not full
     on_ranks(ranks, [&](const Trained& trained) {
       trained.step(texts);
       const kernels::Digest before = trained.engine.state_digest();

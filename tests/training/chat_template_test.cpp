@@ -28,7 +28,7 @@ jinja::Rendering filled(const std::string& text, const ordered_json& values, con
   return jinja::render(jinja::parse(text), text.size(), variables);
 }
 
-/// "line 3: why"; empty where nothing is refused.
+/// The error as "line 3: reason"; empty if nothing is refused.
 std::string refusal(const std::string& text, const ordered_json& values = ordered_json::object()) {
   try {
     (void)filled(text, values);
@@ -38,7 +38,7 @@ std::string refusal(const std::string& text, const ordered_json& values = ordere
   return "";
 }
 
-/// The conversation's text with what is learned in braces.
+/// The conversation's text with the learned parts in braces.
 std::string learned(const std::string& text, const std::string& conversation,
                     const std::string& variables = "{}") {
   const JinjaTemplate chat(text, "T", variables);
@@ -202,7 +202,7 @@ TEST(ChatTemplate, LearnedIsWhatTheAssistantSaysWithItsEnd) {
 }
 
 TEST(ChatTemplate, EarlierAnswersMayLoseTheirThoughts) {
-  // Thoughts are only in the last answer, and an answer without them is asked for by an empty thought.
+  // Only the last answer has thoughts, and an answer without them is requested by an empty thought.
   constexpr const char* text =
       "{% for m in messages %}<{{ m.role }}>\n{% if m.role == 'assistant' and loop.last "
       "%}<think>\n\n</think>\n"
@@ -272,7 +272,7 @@ TEST(ChatTemplate, MessagesHaveNoNullsAndToolsReachTheTemplate) {
   EXPECT_EQ(learned("{{ tools }}{{ documents }}", R"({"messages": [], "tools": []})"), "NoneNone");
 }
 
-/// A tokenizer's folder with a template of its own.
+/// A tokenizer's folder with its own template.
 struct Folder {
   TemporaryFolder folder;
   explicit Folder(const std::string& chat) {

@@ -1,4 +1,4 @@
-// Saving by schedule, and the best checkpoint, over ranks, stages, meshes and resumptions.
+// Saving by a schedule, and the best checkpoint, on several ranks, stages and meshes and over resumptions.
 #include "tranche/training/checkpoint_schedule.h"
 
 #include <gmock/gmock.h>
@@ -178,9 +178,9 @@ TEST(CheckpointSchedule, ASaveThatIsDueWaitsForTheEvaluationAndOneThatDidNotIsDo
     schedule.after_step(trained.step(texts), true);
     schedule.evaluated(losses(3));
     schedule.after_step(trained.step(texts), true);
-    schedule.evaluated(losses(4));  // due, and not the best
+    schedule.evaluated(losses(4));  // due, but not the best
     schedule.after_step(trained.step(texts));
-    schedule.evaluated(losses(2));  // saved before
+    schedule.evaluated(losses(2));  // saved earlier
     schedule.after_step(trained.step(texts));
     schedule.finish();
   });
@@ -191,7 +191,7 @@ TEST(CheckpointSchedule, ASaveThatIsDueWaitsForTheEvaluationAndOneThatDidNotIsDo
   EXPECT_EQ(best_checkpoint(path)->step, 3);
 }
 
-// Also where the save of the step, the first of this run, is still being written.
+// This also holds while the save of the step, the first one of this run, is still being written.
 TEST(CheckpointSchedule, AStepWhoseEvaluationIsNotFiniteIsSavedAgainInDoubt) {
   const TemporaryFolder folder;
   const Texts texts(folder);
@@ -236,7 +236,7 @@ TEST(CheckpointSchedule, ABestThatIsReplacedIsForgotten) {
     });
   };
   run(0, {3, 2, 1}, 3);
-  run(1, {2.5, 4}, 2);  // steps 2 and 3 anew
+  run(1, {2.5, 4}, 2);  // repeats steps 2 and 3
 }
 
 TEST(CheckpointSchedule, AFailedSaveIsToldAndTheNextBestIsKept) {
@@ -244,7 +244,7 @@ TEST(CheckpointSchedule, AFailedSaveIsToldAndTheNextBestIsKept) {
   const Texts texts(folder);
   const std::string path = folder.write("run", "a file where the folder would be");
   on_ranks(2, [&](const Trained& trained) {
-    // The start looks for the best there, and finds a file.
+    // The start looks for the best checkpoint there and finds a file.
     EXPECT_THAT(message_of<CheckpointError>([&] { CheckpointSchedule(trained.engine, best_of(path)); }),
                 HasSubstr("run"));
   });
@@ -278,7 +278,7 @@ TEST(CheckpointSchedule, ALossOverNoTokensIsNeverTheBest) {
       EXPECT_FALSE(schedule.best().has_value());
       EXPECT_EQ(best_checkpoint(folder.path("run")), std::nullopt);
     }
-    // A loss of 0 over no tokens, as earlier versions wrote it.
+    // A loss of 0 over no tokens, as written by earlier versions.
     const std::string user = R"({"keep_best": "a/b", "evaluations": {"a/b": {"loss": 0.0, "tokens": 0}}})";
     (void)trained.engine.save(folder.path("older"), {.user = user});
     (void)trained.engine.finish_saving();

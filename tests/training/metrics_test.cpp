@@ -42,7 +42,7 @@ TEST(MetricsFile, HasALineAsSoonAsItIsAdded) {
   result.loss = std::numeric_limits<double>::quiet_NaN();
   EXPECT_EQ(metrics.add(step_line(result)), "");
   EXPECT_EQ(metrics.add(validation_line(1, {.loss = 2.5, .tokens = 7})), "");
-  const auto lines = lines_of(folder.path("m.jsonl"));  // while it is open
+  const auto lines = lines_of(folder.path("m.jsonl"));  // while the file is open
   ASSERT_EQ(lines.size(), 2u);
   EXPECT_EQ(lines[0]["loss"], nullptr) << "JSON has no NaN";
   EXPECT_EQ(lines[1], json::parse(R"({"step": 1, "validation_loss": 2.5, "tokens": 7})"));

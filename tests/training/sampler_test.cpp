@@ -41,11 +41,10 @@ TEST(Permutation, DiffersByEpochAndSeedAndHasNoOrderLeft) {
     same_c += a(i) == c(i);
     if (i > 0) ascents += a(i) > a(i - 1);
   }
-  // Two random permutations are expected to have one place in common (Poisson); 12 or more have probability
-  // 1e-9.
+  // Two random permutations have one common position on average (Poisson); 12 or more have probability 1e-9.
   EXPECT_LT(same_b, 12);
   EXPECT_LT(same_c, 12);
-  // Half of the steps rise; the deviation of their number is sqrt(size / 12) = 29.
+  // Half of the steps ascend; the standard deviation of their number is sqrt(size / 12) = 29.
   EXPECT_NEAR(static_cast<double>(ascents), size / 2.0, 6 * 29);
 }
 
@@ -69,7 +68,7 @@ TEST(SampleNumbers, AreTheSameSetForEverySplitOfABatch) {
           all.insert(all.end(), mine.begin(), mine.end());
         }
       }
-      // In (micro-batch, rank, slot) order they are even ascending.
+      // In the order (micro-batch, rank, slot) they are ascending.
       std::vector<std::int64_t> wanted(12);
       std::iota(wanted.begin(), wanted.end(), 25);
       EXPECT_EQ(all, wanted) << ranks << " ranks, " << accumulation << " micro-batches";
@@ -161,7 +160,7 @@ TEST(Mixture, GivesEachSourceItsShareAndAllOfItsWindows) {
     const std::int64_t window = mixture.window(sample);
     of_a += window < 70000 ? 1 : 0;
     ++seen[static_cast<std::size_t>(window)];
-    // Also nearly so in short runs of samples.
+    // It nearly holds in short runs of samples, too.
     if (sample == 3999) {
       EXPECT_NEAR(static_cast<double>(of_a), 3000, 150);
     }

@@ -14,7 +14,7 @@
 namespace tranche::training {
 namespace {
 
-/// Waits for what a signal to the process needs to get to the main thread by way of another.
+/// Polls for some time, because a signal to the process may reach the main thread through another thread.
 int poll_for_a_while(StopSignals& signals) {
   for (int i = 0; i < 500; ++i) {
     if (const int signal = signals.poll(); signal != 0) return signal;
@@ -45,7 +45,7 @@ TEST(StopSignals, TheFirstCountsAndFurtherOnesEndNothing) {
 }
 
 TEST(StopSignals, ThoseToTheProcessComeByAnyThread) {
-  // As math libraries have it: a thread from before, which blocks nothing.
+  // A thread from before, which blocks no signals, as math libraries have.
   std::atomic<bool> end = false;
   std::thread thread([&] {
     while (!end) ::usleep(1000);
@@ -66,7 +66,7 @@ TEST(StopSignals, PutsBackWhatWasThere) {
   sigset_t blocked{};
   {
     StopSignals signals;
-    ::raise(SIGTERM);  // never asked for: forgotten, or this process would end here
+    ::raise(SIGTERM);  // never polled, so it is forgotten; otherwise this process would end here
     ::pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
     EXPECT_TRUE(::sigismember(&blocked, SIGTERM) == 1 && ::sigismember(&blocked, SIGUSR1) == 1);
   }
@@ -127,7 +127,7 @@ TEST(StopSignals, TheFirstInterruptToTheProcessComesByAnyThread) {
   thread.join();
 }
 
-/// How a child ended that did this with its signals taken.
+/// Runs `work` in a child that handles its signals; returns how the child ended.
 int status_of_child(const std::function<void()>& work) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -140,7 +140,7 @@ int status_of_child(const std::function<void()>& work) {
 }
 
 TEST(StopSignals, ASecondInterruptEndsTheProcessAtOnce) {
-  for (const bool polled : {true, false}) {  // in a hang nobody asks for the first
+  for (const bool polled : {true, false}) {  // in a hang nothing polls for the first signal
     const int status = status_of_child([&] {
       StopSignals signals;
       ::raise(SIGINT);
@@ -155,7 +155,7 @@ TEST(StopSignals, AnInterruptEndsAProcessThatDoesNotTakeIt) {
   const int status = status_of_child([] {
     {
       StopSignals signals;
-      ::raise(SIGINT);  // never asked for: forgotten
+      ::raise(SIGINT);  // never polled, so it is forgotten
     }
     ::raise(SIGINT);
   });

@@ -58,7 +58,7 @@ std::string bytes_of(const std::vector<Integer>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(Integer)};
 }
 
-/// Tokens of 32 bits as llm.c writes them.
+/// Tokens of 32 bits in llm.c's format.
 std::string wide_llmc(const std::vector<std::uint32_t>& tokens, std::int32_t version = 7) {
   std::vector<std::int32_t> header(256, 0);
   header[0] = 20240801;
@@ -109,7 +109,7 @@ TEST(TokenFile, RefusesWideFilesThatAreNotWhatTheyShouldBe) {
   said.require_within(128256);
 }
 
-/// Arrays as safetensors holds them: name, type, bytes an element, content.
+/// Arrays in safetensors' form: name, type, bytes per element, content.
 struct Array {
   std::string name, type;
   std::size_t width;
@@ -287,14 +287,15 @@ TEST(TokenFile, RefusesPositionsOutsideOfTheFile) {
               HasSubstr("holds tokens, not text"));
 }
 
-/// Writes over a file's bytes without another file in its place, as an editor or `cp` may.
+/// Overwrites bytes of a file without replacing the file, as an editor or `cp` may.
 void overwrite(const std::string& path, std::int64_t offset, const std::string& bytes) {
   std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
   file.seekp(offset);
   file << bytes;
 }
 
-/// Sets the time of the last change off by some seconds: within one tick of the system's clock it would stay.
+/// Moves the time of the last change by some seconds, because within one tick of the system's clock it would
+/// not change.
 void age(const std::string& path, int seconds) {
   namespace fs = std::filesystem;
   fs::last_write_time(path, fs::last_write_time(path) + std::chrono::seconds(seconds));
@@ -377,7 +378,7 @@ TEST(TokenFileDigest, IsOfTheSizeAndOfSpreadPagesOfLargeFiles) {
   const TemporaryFolder folder;
   const std::string path = folder.write("large.txt", "");
   const std::int64_t size = largest_whole_digest + 12'345;
-  std::filesystem::resize_file(path, static_cast<std::uintmax_t>(size));  // zeros that take no room
+  std::filesystem::resize_file(path, static_cast<std::uintmax_t>(size));  // zeros that use no space
   const std::string digest = TokenFile(path, DataFormat::text).digest();
   const std::int64_t middle = (size - 4096) * 31 / 63;
   for (const std::int64_t seen : {std::int64_t{0}, middle, middle + 4095, size - 1}) {

@@ -34,7 +34,7 @@ Document read(std::string_view line, ChatTemplate chat = ChatTemplate::none) {
   return read_json_line(line, chat, "line 7");
 }
 
-/// The text, with what is learned in braces.
+/// The text with the learned parts in braces.
 std::string marked(const Document& document) {
   std::string text;
   for (const Segment& segment : document.segments) {
@@ -143,7 +143,7 @@ TEST(Documents, TokensOfAPromptAreNotLearned) {
   EXPECT_THAT(documents.ends, ElementsAre(5, 8)) << "an empty document has none";
 }
 
-/// vocab of tokenizer.json: the bytes.
+/// The vocabulary in tokenizer.json: the bytes.
 std::string byte_vocabulary() {
   std::string json = "{";
   int next = 256;
@@ -154,7 +154,7 @@ std::string byte_vocabulary() {
   return json + "}";
 }
 
-/// Numbered lines of which every third has a prompt.
+/// Numbered lines, of which every third has a prompt.
 std::string json_lines(int count) {
   std::string lines;
   for (int i = 0; i < count; ++i) {
@@ -292,7 +292,7 @@ TEST(Tokenize, AFileIsWhatItContains) {
                 .tokens,
             2);
   EXPECT_THAT(notes, ElementsAre(HasSubstr("begins with a byte order mark, which is left out of its text")));
-  // Behind more than what is looked at of a file's beginning, and behind a blank line.
+  // After more bytes than are inspected at a file's beginning, and after a blank line.
   const std::string text(2 * content_head_bytes, 'x');
   for (const std::string before : {"", "\n", "\xef\xbb\xbf\r\n"}) {
     (void)tokenized("c.jsonl",
@@ -341,7 +341,7 @@ TEST(Tokenize, AnInputThatChangesIsAnError) {
   options.output = folder.path("out.safetensors");
   options.part_bytes = 300;
   const auto bytes = make_byte_tokenizer();
-  // Each change happens behind the first part.
+  // Each change happens after the first part.
   const auto refused = [&](const std::function<void(const std::string&)>& change) {
     options.inputs = {folder.write("a.jsonl", json_lines(100))};
     int parts = 0;
@@ -365,7 +365,7 @@ TEST(Tokenize, AnInputThatChangesIsAnError) {
   EXPECT_THAT(refused([](const std::string& path) { std::filesystem::remove(path); }),
               HasSubstr("was removed while it was read"));
   EXPECT_FALSE(std::filesystem::exists(options.output));
-  options.part_bytes = 1 << 20;  // one part: what changes behind it is seen at the end
+  options.part_bytes = 1 << 20;  // there is one part, so a change after it is noticed at the end
   EXPECT_THAT(refused(later), HasSubstr("was written to while it was read"));
 }
 
@@ -379,7 +379,7 @@ TEST(Tokenize, OneProcessAtATimeWritesAnOutput) {
   ASSERT_EQ(::pipe(held.data()), 0);
   ASSERT_EQ(::pipe(end.data()), 0);
   const pid_t child = ::fork();
-  if (child == 0) {  // works until it is told to end
+  if (child == 0) {  // works until it is asked to end
     std::filesystem::create_directories(options.output + ".parts");
     const auto lease =
         std::make_unique<checkpoint::RunLease>(checkpoint::RunLease::take(options.output + ".parts"));

@@ -1,5 +1,5 @@
-// Tokenizers of whole folders: classes, added tokens, tokens around a text. The numbers that are asked for
-// are those of transformers 5.24 (scripts/compare_tokenizer_folders.py compares many more).
+// Tokenizers of whole folders: classes, added tokens, tokens around a text. The expected numbers are those of
+// transformers 5.24 (scripts/compare_tokenizer_folders.py compares many more).
 
 #include <gmock/gmock.h>
 
@@ -26,7 +26,7 @@ using tools::test::message_of;
 
 using Tokens = std::vector<std::int32_t>;
 
-/// The numbers of pieces by their names, as SmallModel orders them.
+/// The number of a piece by its name, in the order of SmallModel.
 std::int32_t piece(const SmallModel& model, std::string_view name) {
   const auto read = read_sentencepiece_model(model.bytes(), "model");
   for (std::size_t i = 0; i < read.pieces.size(); ++i) {
@@ -208,7 +208,7 @@ TEST(TokenizerFolder, FilesThatAreNoSentencePieceModel) {
   EXPECT_EQ(refused("\x0f"), "t.model is not a SentencePiece model: a field has wire type 7");
 }
 
-/// vocab.json with the bytes alone, as their visible letters: printable ones are themselves, and that is
+/// A vocab.json with only the bytes, as their visible letters: printable ones represent themselves, which is
 /// enough here.
 json visible_bytes() {
   json vocabulary = json::object();
@@ -316,7 +316,7 @@ TEST(TokenBegins, LearnedTokensOfAConversationWhoseTextChanges) {
   EXPECT_THAT(documents.targets, ElementsAre(0, 0, 0, 1, 0, 0, 1, 1));
 }
 
-// The following take hours where the work is not bounded; with the bounds they are milliseconds.
+// The following inputs take hours if the work is not bounded, and milliseconds with the bounds.
 
 TEST(TokenizerWork, AConversationOfManyMessagesIsEncodedOnce) {
   ModelFolder folder;

@@ -1,4 +1,4 @@
-// Tokens as Hugging Face's tokenizers computed them: tokenizers and strings from
+// Compares tokens with those of Hugging Face's tokenizers, for tokenizers and strings from
 // scripts/compare_tokenizers.py --golden.
 
 #include <gmock/gmock.h>

@@ -20,7 +20,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using tools::test::message_of;
 
-/// The text that stands for bytes in the files.
+/// The text that represents bytes in the files.
 std::string visible(const std::string& bytes) {
   std::string text;
   for (const char c : bytes) {
@@ -41,7 +41,7 @@ std::string visible(const std::string& bytes) {
   return text;
 }
 
-/// Tokens 0 to 255 are the bytes; then the merges in order, then "<|endoftext|>".
+/// Tokens 0 to 255 are the bytes; then follow the merges in order, and "<|endoftext|>".
 struct Files {
   std::vector<std::pair<std::string, std::string>> merges{{"h", "e"},    {"l", "l"},      {"he", "ll"},
                                                           {"hell", "o"}, {" ", "w"},      {" w", "o"},

@@ -27,17 +27,19 @@ CLI::App* add_checkpoint_command(CLI::App& program, CheckpointOptions& options) 
   const char* path = "a checkpoint, or a run's folder of them, whose newest complete one is taken";
 
   CLI::App* list = add("list", "the checkpoints in a run's folder, newest first", CheckpointAction::list);
-  list->add_option("folder", options.path, "a run's folder of checkpoints")->required();
+  list->add_option("folder", options.path, "a run's folder of checkpoints")->type_name("DIR")->required();
   json(list);
 
   CLI::App* verify = add("verify", "read every byte and name what is damaged; status 4 when something is",
                          CheckpointAction::verify);
-  verify->add_option("path", options.path, "a checkpoint, or a run's folder: all that are in it")->required();
+  verify->add_option("path", options.path, "a checkpoint, or a run's folder: all that are in it")
+      ->type_name("DIR")
+      ->required();
   json(verify);
 
   CLI::App* show = add("show", "what is in a checkpoint: the run's state, tensors, shapes, dtypes, shards",
                        CheckpointAction::show);
-  show->add_option("path", options.path, path)->required();
+  show->add_option("path", options.path, path)->type_name("DIR")->required();
   show->add_option("--tensor", options.tensor,
                    "only this tensor, with the ranges of its shards and its values")
       ->type_name("NAME");
@@ -45,11 +47,11 @@ CLI::App* add_checkpoint_command(CLI::App& program, CheckpointOptions& options) 
 
   CLI::App* to = add("export", "write the weights as a folder that Hugging Face's transformers opens",
                      CheckpointAction::export_folder);
-  to->add_option("path", options.path, path)->required();
+  to->add_option("path", options.path, path)->type_name("DIR")->required();
   to->add_option("--to", options.to, "folder to write")->type_name("DIR")->required();
   to->add_option("--dtype", options.dtype, "of the weights")->type_name("fp32|bf16")->capture_default_str();
   to->add_option("--model", options.model, "preset or config.json, where the checkpoint does not say it")
-      ->type_name("NAME|FILE");
+      ->type_name("PRESET|FILE");
 
   const char* base = "checkpoint, or run's folder, of the base that adapters belong to";
   to->add_option("--base", options.base, fmt::format("{} (default: where it was)", base))->type_name("DIR");
@@ -59,13 +61,14 @@ CLI::App* add_checkpoint_command(CLI::App& program, CheckpointOptions& options) 
                        CheckpointAction::import_folder);
   from->add_option("path", options.path,
                    "folder with safetensors and config.json, or with adapters of PEFT's")
+      ->type_name("DIR")
       ->required();
   from->add_option("--base", options.base, fmt::format("{}: for adapters of PEFT's", base))->type_name("DIR");
   from->add_option("--to", options.to, "a run's folder, without checkpoints so far")
       ->type_name("DIR")
       ->required();
   from->add_option("--model", options.model, "preset or config.json instead of the folder's own")
-      ->type_name("NAME|FILE");
+      ->type_name("PRESET|FILE");
   from->add_flag("--partial", options.partial,
                  "take the tensors that the model has too; a line for each that is missing or passed over");
   from->add_option(
@@ -79,8 +82,8 @@ CLI::App* add_checkpoint_command(CLI::App& program, CheckpointOptions& options) 
   CLI::App* diff =
       add("diff", "compare two checkpoints by value, of any numbers of ranks; status 1 when they differ",
           CheckpointAction::diff);
-  diff->add_option("first", options.path, path)->required();
-  diff->add_option("second", options.second, "the same")->required();
+  diff->add_option("first", options.path, path)->type_name("DIR")->required();
+  diff->add_option("second", options.second, "the same")->type_name("DIR")->required();
   json(diff);
   return command;
 }
@@ -130,7 +133,7 @@ CLI::App* add_generate_command(CLI::App& program, GenerateOptions& options) {
       "--no-cache", [&options] { options.cache = false; }, "compute the whole text again for each token");
   app->add_flag("--json", options.json, "a JSON object a prompt: index, prompt, text, tokens, end");
   app->add_option("--model", options.model, "preset or config.json, where --from does not say it")
-      ->type_name("NAME|FILE");
+      ->type_name("PRESET|FILE");
   app->add_option("--base", options.base, "base of a checkpoint of adapters (default: where it was)")
       ->type_name("DIR");
   app->add_option("--tokenizer", options.tokenizer,

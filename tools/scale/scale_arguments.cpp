@@ -51,7 +51,7 @@ void add_scale_flags(CLI::App& command, ScaleOptions& options, ScaleTexts& texts
   command
       .add_option("--pipeline-schedules", texts.schedules,
                   "schedules of a pipeline to compare, like 1f1b,zb-h1,mine.csv (tranche.pipeline_schedule)")
-      ->type_name("NAME|FILE,...");
+      ->type_name("SCHEDULE|FILE,...");
   command.add_flag("--weak", texts.weak, "each rank keeps its batch, whatever their number (default)");
   command.add_flag("--strong", texts.strong, "a step keeps its batch: ranks share it");
   command

@@ -67,7 +67,7 @@ struct RunFigures {
 /// keys.
 RunFigures figures_of(const std::string& report, std::int64_t warmup);
 
-/// What is known of a point before it runs.
+/// The facts about a point that are known before it runs.
 struct PointPlan {
   int ranks = 1, stage = 0;
   std::string mesh, schedule;
@@ -110,9 +110,9 @@ struct StudyFacts {
   std::vector<std::pair<PointKey, PointPlan>> plans_in_order() const;
 };
 
-/// The table of docs/internals/design.md: bytes of model state per parameter on a rank, for a compute dtype
-/// and an accumulation dtype of so many bytes, `master` bytes of master weights beside the weights (4, none
-/// in fp32 training) and `moments` bytes of moments.
+/// The table of docs/internals/arithmetic.md: bytes of model state per parameter on a rank, for a compute
+/// dtype and an accumulation dtype of so many bytes, `master` bytes of master weights beside the weights (4,
+/// none in fp32 training) and `moments` bytes of moments.
 double state_bytes_per_parameter(int stage, bool boundary, int ranks, int compute, int accumulation,
                                  double master, double moments);
 

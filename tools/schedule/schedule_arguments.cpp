@@ -19,7 +19,7 @@ CLI::App* add_schedule_command(CLI::App& program, ScheduleOptions& options) {
       ->add_option(
           "schedule", options.source,
           fmt::format("{}, or a file of schedule text (torch's pipeline CSV)", pipeline::schedule_names()))
-      ->type_name("NAME|FILE");
+      ->type_name("SCHEDULE|FILE");
   command->add_option("--p", options.stages, "stages of the pipeline (default: as a file says)");
   command->add_option("--m", options.micro_batches, "micro-batches of a step (default: as a file says)");
   command->add_option("--v", options.chunks,

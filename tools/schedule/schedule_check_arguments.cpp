@@ -16,7 +16,7 @@ CLI::App* add_schedule_check(CLI::App& schedule, ScheduleCheckOptions& options) 
   command->allow_extras()->prefix_command(false);
   command->parse_complete_callback([&options] { options.used = true; });
   command->add_option("schedule", options.source, "a file of schedule text, or a name (with --p and --m)")
-      ->type_name("FILE|NAME")
+      ->type_name("SCHEDULE|FILE")
       ->required();
   command
       ->add_option("--model", options.model,

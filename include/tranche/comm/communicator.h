@@ -23,7 +23,7 @@ enum class ReduceOperation : std::uint8_t { sum, minimum, maximum };
 struct OperationLabel {
   std::string_view unit;
   std::string_view phase;
-  Traffic traffic = Traffic::data;  ///< counts as data (docs/internals/design.md) or control
+  Traffic traffic = Traffic::data;  ///< counts as data (docs/internals/arithmetic.md) or control
   /// The tier of the call's buffers. Calls on host memory are ordered only by their `ready` events.
   /// Collectives on a GPU's memory also run in the order of issue, on one stream; a send there waits only for
   /// earlier sends to the same peer, and a recv likewise.

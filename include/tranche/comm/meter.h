@@ -12,8 +12,8 @@
 
 namespace tranche {
 
-/// data: weights and gradients, by the traffic formula of docs/internals/design.md. control: norms, flags,
-/// losses, hashes.
+/// data: weights and gradients, by the traffic formula of docs/internals/arithmetic.md. control: norms,
+/// flags, losses, hashes.
 enum class Traffic : std::uint8_t { data, control };
 
 struct TrafficCount {

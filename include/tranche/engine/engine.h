@@ -34,7 +34,7 @@ struct RankSchedule;
 }  // namespace pipeline
 
 /// Calls of a rank, including those of handles, are made one at a time, each ordered after the one before, by
-/// any thread (docs/internals/design.md, "Threads of a program"); only request_stop() may be called at any
+/// any thread (docs/internals/contracts.md, "Threads of a program"); only request_stop() may be called at any
 /// time. Calls marked collective are made by all ranks in the same order. The same holds for gather(),
 /// gradients() and their reduce(), skip_gradients() and the micro-batch calls, because each of them may
 /// communicate asynchronously. If a rank leaves one out or swaps two, this is detected, or the ranks wait
@@ -292,8 +292,8 @@ class Engine {
   StateBytes state_bytes() const;
   using StepMemory = tranche::StepMemory;
   StepMemory step_memory() const;
-  /// Data elements per rank and step by the formula of docs/internals/design.md, from layouts and policy; for
-  /// stage 3 from the recorded schedule (0 before the first step has ended).
+  /// Data elements per rank and step by the formula of docs/internals/arithmetic.md, from layouts and policy;
+  /// for stage 3 from the recorded schedule (0 before the first step has ended).
   std::int64_t formula_traffic_elements() const;
   /// The same in bytes of this rank: reductions in the communication dtype, gathers in the compute dtype
   /// (stage 0: the main gradient, in the accumulation dtype), and sums of nodes for other nodes in fp32.

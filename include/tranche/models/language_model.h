@@ -89,6 +89,9 @@ struct Pass {
   /// The ranks of the axis `context`, which divide the tokens of each sequence; null: this rank has all of
   /// them.
   Communicator* context = nullptr;
+  /// With chained sums, for layers that compute only this rank's rows (of_layers()): the pass of all rows,
+  /// from which the axis's first rank computes the gradients of their parameters, as one rank does.
+  const Pass* all_rows = nullptr;
 
   std::int64_t rows() const { return batch * time; }
   /// The size of the axis `context`, and this rank's coordinate on it.
@@ -127,7 +130,7 @@ struct Pass {
   }
   /// The pass for layers that are cut along `dimension`. If tranche.layout keeps it whole, the layers compute
   /// only this rank's rows, as a separate micro-batch without the axis `tensor`, and the pass has no tables,
-  /// positions or documents.
+  /// positions or documents, and must not outlive this one.
   Pass of_layers(std::string_view dimension) const;
   DataType dtype() const;  ///< of activations and of gathered weights
   /// The dropout options of a site, which keys its random numbers; probability 0 when not training. For rows

@@ -11,7 +11,8 @@ struct HostMemory {
     unlimited,      ///< no limit is known
     configuration,  ///< tranche.host_memory, or --host-memory
     this_machine,   ///< memory available on this machine, divided by the ranks of a node
-    control_group,  ///< memory left under the limit of the control group (a container, a job), likewise
+    control_group,  ///< memory left under the limit of the control group (a container, a job), divided in the
+                    ///< same way
   };
   Source source = Source::unlimited;
   std::int64_t bytes = 0;      ///< for one rank; 0: no limit

@@ -1,5 +1,5 @@
-// A user's program: trains one unit towards zero and is refused a dtype; what it prints is checked by
-// ../run.cmake.
+// A user's program: trains one unit towards zero and tries a dtype that is refused; ../run.cmake checks its
+// output.
 #include <tranche/tranche.h>
 
 #include <cstdio>

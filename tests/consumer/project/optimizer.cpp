@@ -1,5 +1,5 @@
-// An optimizer that is one file of this project, by its name in the configuration: against its formula, saved
-// and loaded, and with its states in bf16.
+// An optimizer in one file of this project, selected by its name in the configuration: compared with its
+// formula, saved and loaded, and with states in bf16.
 #include <tranche/tranche.h>
 
 #include <cmath>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int elements = 1000, steps = 5;
 
-/// Steps on the loss of w * w / 2.
+/// Runs steps with the loss w * w / 2.
 void train(Engine& engine, UnitId unit) {
   engine.begin_micro_batch();
   double loss = 0;

@@ -1,4 +1,4 @@
-// A program that links one folder's library lists the optimizers: its own comes after those of the library.
+// A program that links one folder's library lists the optimizers; its own one follows the library's.
 #include <tranche/optim/rules.h>
 
 #include <cstdio>

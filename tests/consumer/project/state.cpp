@@ -1,5 +1,5 @@
-// State that a user's program brings along: initial weights of its own, arrays in a checkpoint, memory of
-// another library's allocator.
+// State of a user's program: its own initial weights, arrays in a checkpoint, and memory of another library's
+// allocator.
 #include <tranche/tranche.h>
 
 #include <filesystem>

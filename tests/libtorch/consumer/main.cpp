@@ -21,7 +21,7 @@ int main() {
     runtime = Runtime::from_config(R"({"train_micro_batch_size_per_gpu": 64,
       "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {"stage": 3}})");
     const auto account = libtorch::account_memory(runtime);
-    torch::manual_seed(1);  // all ranks begin alike
+    torch::manual_seed(1);  // equal on all ranks
     Net net;
     libtorch::Trainer trainer(runtime, *net);
     torch::manual_seed(static_cast<std::uint64_t>(runtime.rank()));

@@ -16,9 +16,9 @@
 namespace tranche::pipeline {
 namespace {
 
-/// The shortest step of all schedules that split the backward, with unit times: a search through everything
-/// that stages can do in each unit of time. A state says for each micro-batch how far each stage is with it:
-/// 0, F, I or W. Micro-batches are alike, so that their states are kept in order.
+/// The shortest step among all schedules that split the backward, with unit times: a search over all actions
+/// of the stages in each unit of time. A state contains the progress of each stage with each micro-batch: 0,
+/// F, I or W. Micro-batches are interchangeable, so their states are sorted.
 class Search {
  public:
   Search(int stages, int micro_batches, int cap)
@@ -57,7 +57,7 @@ class Search {
       sorted |= columns[static_cast<std::size_t>(m)] << (2 * stages_ * m);
     return sorted;
   }
-  /// Tries all that `stage` and those behind it can do in a unit of time that began at `from`.
+  /// Tries all actions of `stage` and later stages in a unit of time that began in state `from`.
   void step(std::uint32_t from, std::uint32_t to, int stage, std::vector<std::uint32_t>& next) {
     if (stage == stages_) {
       const std::uint32_t state = in_order(to);
@@ -78,8 +78,8 @@ class Search {
       gradient = gradient || done > 0;
       step(from, to + (1u << shift(m, stage)), stage + 1, next);
     }
-    // Whoever idles instead of an input or a weight gradient has no advantage; instead of a forward pass it
-    // may save room.
+    // Idling instead of an input or a weight gradient is never better; instead of a forward pass it may save
+    // memory.
     if (!gradient) step(from, to, stage + 1, next);
   }
 
@@ -105,22 +105,22 @@ TEST(Certificate, EqualsTheOptimumOfAnExhaustiveSearch) {
 }
 
 TEST(Certificate, TheSearchFeelsItsCap) {
-  // Two open micro-batches on three stages cost three units (notes: 17 instead of 14).
+  // With two active micro-batches three stages need three units more (17 instead of 14).
   EXPECT_EQ(Search(3, 4, 2).shortest(), 17);
 }
 
 TEST(Certificate, BothBoundsDecide) {
-  // Many micro-batches: the last rank starts behind three forward passes, and works for 24.
+  // Many micro-batches: the last rank starts after three forward passes, and works for 24 units.
   const Certificate many = lower_bounds(generate("zb-h1", 4, 8), StageTimes::equal(4));
   EXPECT_EQ(many.by_rank, 27);
   EXPECT_EQ(many.by_path, 23);
   EXPECT_EQ(many.bound(), 27);
-  // One: its own way through all stages and back, and the last weight gradient.
+  // One micro-batch: its path through all stages and back, and the last weight gradient.
   const Certificate one = lower_bounds(generate("zb-h1", 4, 1), StageTimes::equal(4));
   EXPECT_EQ(one.by_rank, 6);
   EXPECT_EQ(one.by_path, 9);
   EXPECT_EQ(one.bound(), 9);
-  // A backward that is not split has to come back through all stages.
+  // A backward that is not split must return through all stages.
   const Certificate whole = lower_bounds(generate("1f1b", 4, 8), StageTimes::equal(4));
   EXPECT_EQ(whole.by_rank, 33);
   EXPECT_EQ(whole.by_path, 33);

@@ -32,7 +32,7 @@ PipelineSchedule schedule_of(std::string_view text) {
   return read_schedule(text, "schedule.csv");
 }
 
-/// The text with which a schedule is refused before step 1; empty: it is not.
+/// The text with which a schedule is refused before step 1; empty if it is accepted.
 std::string refusal(const PipelineSchedule& schedule, MessageModel model = MessageModel::channels,
                     const Limits& limits = {}) {
   try {
@@ -46,7 +46,7 @@ std::string refusal(std::string_view text, MessageModel model = MessageModel::ch
   return refusal(schedule_of(text), model);
 }
 
-/// Every named schedule of so many stages and micro-batches.
+/// Every named schedule with this number of stages and micro-batches.
 std::vector<std::pair<std::string, PipelineSchedule>> named(int stages, std::int64_t micro_batches,
                                                             int most_chunks) {
   std::vector<std::pair<std::string, PipelineSchedule>> all;
@@ -111,7 +111,7 @@ TEST(ScheduleCheck, FindsTheHangOfPytorchsIssue172668) {
                                          RankAction{0, {ActionKind::receive_gradient, 2, 0}},
                                          RankAction{1, {ActionKind::send_gradient, 3, 0}},
                                          RankAction{1, {ActionKind::receive_residual, 1, 2}}));
-  // Before the receives of the odd rank were put in front, the same order hung one message earlier.
+  // Before the odd rank's receives were moved to the front, the same order hung one message earlier.
   EXPECT_EQ(
       refusal(generate("interleaved", 2, 4, 2), MessageModel::stream),
       "schedule.csv: rank 1 waits for 0SEND_F1 of rank 0, which waits for 1SEND_F0 of rank 1: a cycle of 4 "
@@ -120,7 +120,7 @@ TEST(ScheduleCheck, FindsTheHangOfPytorchsIssue172668) {
 }
 
 TEST(ScheduleCheck, NamesWhatWaitsUnderEachModel) {
-  // Rank 0 wants a gradient before it sends the residual that the gradient comes from.
+  // Rank 0 needs a gradient before it sends the residual from which the gradient results.
   const std::string_view cycle =
       "0F0,0SEND_F0,0F1,0RECV_B1,0SEND_F1,0RECV_B0,0B0,0B1\n"
       "1RECV_F0,1F0,1RECV_F1,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n";
@@ -129,7 +129,7 @@ TEST(ScheduleCheck, NamesWhatWaitsUnderEachModel) {
       "schedule.csv: rank 1 waits for 0RECV_B1 of rank 0, which waits for 1RECV_F1 of rank 1: a cycle of 4 "
       "actions "
       "(model async): 0RECV_B1 and 0SEND_F1 behind it on rank 0, 1RECV_F1 and 1SEND_B1 behind it on rank 1");
-  // Two residuals are received in another order than they are sent.
+  // Two residuals are received in a different order from their sends.
   const std::string_view crossed =
       "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
       "1RECV_F1,1RECV_F0,1F0,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n";
@@ -298,7 +298,7 @@ TEST(ScheduleCheck, ReturnsTheScheduleWithItsMessages) {
             with_messages(generate("zb-v", 2, 3)));
 }
 
-/// Each schedule runs in threads under each model, and ends as the checker says.
+/// Each schedule runs in threads with each message model, and must end as the checker predicts.
 void compare_with_threads(int from, int rounds) {
   std::map<Fault, int> faults;
   for (const int round : test::rounds(rounds)) {

@@ -33,7 +33,8 @@ TEST(Generators, OrdersOfThePapers) {
   EXPECT_EQ(write_schedule(generate("afab", 2, 2)), "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n");
   EXPECT_EQ(write_schedule(generate("1f1b", 2, 3)), "0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n");
   EXPECT_EQ(write_schedule(generate("1f1b", 3, 1)), "0F0,0B0\n1F0,1B0\n2F0,2B0\n");
-  // The last rank's warm-up is a round of the first chunk; the first rank's is two forward passes longer.
+  // The warm-up of the last rank is a round of the first chunk; the first rank's is two forward passes
+  // longer.
   EXPECT_EQ(write_schedule(generate("interleaved", 2, 2, 2)),
             "0F0,0F1,2F0,2F1,2B0,2B1,0B0,0B1\n1F0,1F1,3F0,3B0,3F1,3B1,1B0,1B1\n");
   EXPECT_EQ(write_schedule(generate("breadth-first", 2, 2, 2)),
@@ -46,8 +47,8 @@ TEST(Generators, OrdersOfThePapers) {
       "0F0,0F1,3F0,3I0,3W0,3F1,3I1,3W1,0I0,0W0,0I1,0W1\n1F0,2F0,1F1,2F1,2I0,2W0,1I0,1W0,2I1,2W1,1I1,1W1\n");
 }
 
-/// The same holds for every schedule, whatever its order: each action once on the rank of its chunk, and on
-/// each chunk forward passes, input gradients and weight gradients in ascending micro-batches.
+/// In every schedule each action occurs once, on the rank of its chunk, and each chunk has forward passes,
+/// input gradients and weight gradients in ascending micro-batches.
 TEST(Generators, EachActionOnceAndAscending) {
   test::for_every_schedule(
       8, 8, 4, [](const std::string& name, const PipelineSchedule& schedule, int p, int m, int v) {
@@ -76,7 +77,7 @@ TEST(Generators, ChunksInALoopAndInTheShapeOfAV) {
   EXPECT_THROW(ranks_of_chunks(ChunkPlacement::loop, 0, 1), InvalidArgument);
   const PipelineSchedule v = generate("zb-v", 3, 2);
   EXPECT_TRUE(v.crosses(0));
-  EXPECT_FALSE(v.crosses(2));  // the turn
+  EXPECT_FALSE(v.crosses(2));  // the turn of the V
   EXPECT_FALSE(v.crosses(5));  // the last chunk
 }
 

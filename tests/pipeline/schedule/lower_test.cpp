@@ -28,7 +28,7 @@ TEST(Lower, ReceivesStandInFrontAndSendsBehind) {
 }
 
 TEST(Lower, NothingIsSentBetweenChunksOfOneRank) {
-  // Chunks 1 and 2 both lie on rank 1, where the V turns.
+  // Chunks 1 and 2 are both on rank 1, where the V turns.
   EXPECT_EQ(write_schedule(with_messages(generate("zb-v", 2, 1))),
             "0F0,0SEND_F0,3RECV_F0,3F0,3I0,3SEND_B0,3W0,0RECV_B0,0I0,0W0\n1RECV_F0,1F0,2F0,2SEND_F0,2RECV_B0,"
             "2I0,2W0,1I0,1SEND_B0,1W0\n");
@@ -50,7 +50,7 @@ TEST(Lower, EachCutIsCrossedOnceInEachDirection) {
         }
         EXPECT_EQ(messages, std::int64_t{4} * crossings * m);
         EXPECT_EQ(with_messages(lowered), lowered);
-        // Messages that take no time change none.
+        // Messages without duration change no time.
         const StageTimes times = StageTimes::equal(p, 1, 2, 3);
         EXPECT_EQ(simulate(lowered, times).length, simulate(schedule, times).length);
       });
@@ -61,13 +61,13 @@ TEST(Lower, FurthestNextUseIsFreedFirst) {
             "0GATHER,0F0,0F1,0FREE,1GATHER,1F0,1F1,1B0,1B1,1FREE,0GATHER,0B0,0B1,0FREE\n");
   EXPECT_EQ(write_schedule(with_gathers(generate("breadth-first", 1, 1, 3), 2)),
             "0GATHER,0F0,1GATHER,1F0,0FREE,2GATHER,2F0,2B0,2FREE,1B0,1FREE,0GATHER,0B0,0FREE\n");
-  // The gather is in front of the receive, so that both can be waited for at once.
+  // The gather precedes the receive, so that both can be waited for together.
   EXPECT_EQ(write_schedule(with_gathers(with_messages(generate("1f1b", 2, 1)), 1)),
             "0GATHER,0F0,0SEND_F0,0RECV_B0,0B0,0FREE\n1GATHER,1RECV_F0,1F0,1B0,1FREE,1SEND_B0\n");
   EXPECT_THROW(with_gathers(generate("1f1b", 2, 1), 0), InvalidArgument);
 }
 
-/// Counts and capacity on every rank: no chunk computes without its weights.
+/// Checks counts and capacity on every rank: no chunk computes without its weights.
 void check_gathers(const PipelineSchedule& schedule, std::size_t capacity) {
   for (const std::vector<Action>& line : schedule.ranks) {
     std::set<int> held;
@@ -95,7 +95,7 @@ TEST(Lower, NoChunkComputesWithoutItsWeights) {
           const PipelineSchedule gathered = with_gathers(with_messages(schedule), capacity);
           check_gathers(gathered, static_cast<std::size_t>(capacity));
           EXPECT_EQ(with_gathers(gathered, capacity), gathered);
-          EXPECT_GE(gathers_of(gathered), fewest);  // less room never saves a gather
+          EXPECT_GE(gathers_of(gathered), fewest);  // less capacity never saves a gather
           fewest = gathers_of(gathered);
           if (capacity == v) {
             EXPECT_EQ(fewest, schedule.chunks());
@@ -104,8 +104,8 @@ TEST(Lower, NoChunkComputesWithoutItsWeights) {
       });
 }
 
-/// With one chunk gathered at a time, breadth-first gathers each chunk twice but the last, whatever the
-/// number of micro-batches: (2 - 1/v) P elements, where a chunk has P/v.
+/// If one chunk at a time is gathered, breadth-first gathers each chunk twice except the last, for any number
+/// of micro-batches: (2 - 1/v) P elements, where a chunk has P/v.
 TEST(Lower, GathersOfBreadthFirstDoNotGrowWithMicroBatches) {
   for (int v = 1; v <= 4; ++v) {
     for (const int m : {4, 8, 32}) {
@@ -114,7 +114,7 @@ TEST(Lower, GathersOfBreadthFirstDoNotGrowWithMicroBatches) {
       EXPECT_EQ(gathers_of(schedule), 4 * (2 * v - 1));
     }
   }
-  // Interleaved gathers again and again.
+  // interleaved gathers repeatedly.
   const auto by_rank = [](int m) {
     std::vector<std::int64_t> gathers;
     for (const std::vector<Action>& line : with_gathers(generate("interleaved", 4, m, 2), 1).ranks)

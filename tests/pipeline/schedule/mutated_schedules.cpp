@@ -22,14 +22,14 @@ using pipeline::PipelineSchedule;
 class Draw {
  public:
   explicit Draw(std::uint64_t seed) : engine_(seed) {}
-  /// 0 ... below - 1
+  /// A number from 0 to below - 1.
   std::size_t operator()(std::size_t below) { return static_cast<std::size_t>(engine_() % below); }
 
  private:
   std::mt19937_64 engine_;
 };
 
-/// One change, which may turn out to be none.
+/// Makes one change, which may have no effect.
 void change(PipelineSchedule& schedule, Draw& draw) {
   std::vector<Action>& line = schedule.ranks[draw(schedule.ranks.size())];
   if (line.size() < 2) return;
@@ -38,10 +38,10 @@ void change(PipelineSchedule& schedule, Draw& draw) {
     return to.begin() + static_cast<std::ptrdiff_t>(i);
   };
   switch (draw(16)) {
-    case 0:  // left out
+    case 0:  // removes an action
       line.erase(place(line, at));
       return;
-    case 1: {  // doubled
+    case 1: {  // doubles an action
       const Action action = line[at];
       line.insert(place(line, draw(line.size() + 1)), action);
       return;
@@ -63,7 +63,7 @@ void change(PipelineSchedule& schedule, Draw& draw) {
       to.insert(place(to, draw(to.size() + 1)), action);
       return;
     }
-    case 6:  // B as I and W
+    case 6:  // replaces B by I and W
       if (line[at].kind == ActionKind::backward) {
         line[at].kind = ActionKind::input_gradient;
         Action weights = line[at];
@@ -72,20 +72,20 @@ void change(PipelineSchedule& schedule, Draw& draw) {
       }
       return;
     case 7:
-    case 8:  // two of a kind exchanged, such as two messages of one channel
+    case 8:  // exchanges two actions of a kind, such as two messages of one channel
       for (std::size_t other = at + 1; other < line.size(); ++other) {
         if (line[other].kind != line[at].kind) continue;
         std::swap(line[at], line[other]);
         return;
       }
       return;
-    case 9: {  // moved anywhere
+    case 9: {  // moves an action anywhere
       const Action action = line[at];
       line.erase(place(line, at));
       line.insert(place(line, draw(line.size() + 1)), action);
       return;
     }
-    default: {  // moved by a few places
+    default: {  // moves an action by a few places
       const std::size_t other = std::min(line.size() - 1, at + 1 + draw(3));
       const Action action = line[at];
       line.erase(place(line, at));

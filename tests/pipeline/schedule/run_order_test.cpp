@@ -16,7 +16,7 @@ namespace {
 
 using testing::ElementsAre;
 
-/// "1SEND_B0:0": the action behind which each micro-batch ends.
+/// For example "1SEND_B0:0": the action after which each micro-batch ends.
 std::vector<std::string> ends(const PipelineSchedule& schedule, int rank) {
   const RunOrder order = run_order(schedule, rank);
   std::vector<std::string> found;
@@ -35,7 +35,7 @@ TEST(RunOrder, EndsMicroBatchesBehindTheirLastAction) {
   EXPECT_THAT(ends(schedule, 2), ElementsAre("2SEND_B0:0", "2SEND_B1:1"));
 }
 
-// Weight gradients that are put off belong to the micro-batch.
+// Delayed weight gradients belong to the micro-batch.
 TEST(RunOrder, EndsMicroBatchesBehindTheirWeightGradients) {
   EXPECT_THAT(ends(with_messages(generate("breadth-first", 2, 2, 2)), 1),
               ElementsAre("1SEND_B0:0", "1SEND_B1:1"));

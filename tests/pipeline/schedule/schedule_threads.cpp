@@ -41,13 +41,13 @@ Number added(Number sum, Number input, Number gradient) {
   return mix(sum, input, gradient);
 }
 
-/// Sums of gradients of a chunk: those of its weights, and those that are added along with input gradients.
+/// Sums of gradients of a chunk: those of its weights, and those that are added with input gradients.
 struct Sums {
   Number weights = 0, beside_inputs = 0;
   friend bool operator==(const Sums&, const Sums&) = default;
 };
 
-/// The sums of all chunks on one rank, micro-batch by micro-batch.
+/// The sums of all chunks on one rank, computed micro-batch by micro-batch.
 std::vector<Sums> serial(int chunks, std::int64_t micro_batches) {
   std::vector<Sums> sums(static_cast<std::size_t>(chunks));
   for (std::int64_t m = 0; m < micro_batches; ++m) {
@@ -64,7 +64,7 @@ std::vector<Sums> serial(int chunks, std::int64_t micro_batches) {
   return sums;
 }
 
-/// The residual, or its gradient, of a micro-batch between a chunk and the next.
+/// The residual, or its gradient, of a micro-batch between one chunk and the next.
 struct Message {
   bool residual = true;
   int cut = 0;
@@ -72,7 +72,8 @@ struct Message {
   auto operator<=>(const Message&) const = default;
 };
 
-/// The ranks share this. A rank waits inside `send` and `receive`, which return nothing when the run is over.
+/// Shared by all ranks. A rank waits inside `send` and `receive`, which return nothing when the run has
+/// ended.
 class Mailboxes {
  public:
   Mailboxes(MessageModel model, int ranks)
@@ -131,7 +132,7 @@ class Mailboxes {
     const std::lock_guard lock(mutex_);
     if (!over_) end({Outcome::broken, why});
   }
-  /// When all threads have ended.
+  /// Call it when all threads have ended.
   Ending ending() const { return ending_; }
   bool empty() const {
     return box_.empty() &&
@@ -150,7 +151,7 @@ class Mailboxes {
     }
     return false;
   }
-  /// Ranks that wait have to look again.
+  /// Lets waiting ranks check again.
   void changed() {
     ++version_;
     waiting_ = 0;
@@ -170,7 +171,7 @@ class Mailboxes {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::uint64_t version_ = 0;
-  int waiting_ = 0;  ///< ranks that found nothing to do since the last change
+  int waiting_ = 0;  ///< ranks that had nothing to do since the last change
   int left_ = 0;
   bool over_ = false;
   Ending ending_;
@@ -183,7 +184,7 @@ class Broken : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// One rank: runs its list from front to back.
+/// Executes the list of one rank in order.
 class Rank {
  public:
   Rank(const PipelineSchedule& schedule, int rank, bool gathers, Mailboxes& mail)
@@ -227,7 +228,7 @@ class Rank {
     return schedule_.rank_of_chunk[static_cast<std::size_t>(chunk)];
   }
 
-  /// False: the run is over.
+  /// Returns false if the run has ended.
   bool run(const Action& action) {
     const Place place{action.chunk, action.micro_batch};
     const int chunk = action.chunk;
@@ -313,7 +314,7 @@ class Rank {
   Mailboxes& mail_;
   Numbers inputs_, activations_, outputs_, gradients_, halves_, input_gradients_;
   std::map<int, Sums> sums_;
-  std::map<int, bool> gathered_;  ///< true: used
+  std::map<int, bool> gathered_;  ///< true if it was used
 };
 
 }  // namespace

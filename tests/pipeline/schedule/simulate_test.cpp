@@ -57,7 +57,7 @@ TEST(Simulate, LengthsOfFourStagesAndEightMicroBatches) {
   EXPECT_EQ(length_of("breadth-first", 4, 8, 2), 28.5);
   EXPECT_EQ(length_of("zb-h1", 4, 8), 27);
   EXPECT_EQ(length_of("zb-v", 4, 8), 25.5);
-  EXPECT_EQ(length_of("zb-v", 4, 4), 15);  // fewer micro-batches than the V takes to fill
+  EXPECT_EQ(length_of("zb-v", 4, 4), 15);  // fewer micro-batches than the V needs to fill
 }
 
 TEST(Simulate, OneStageTwiceAsSlow) {
@@ -69,7 +69,7 @@ TEST(Simulate, OneStageTwiceAsSlow) {
   }
 }
 
-/// m F-and-B of a stage, and what the stages in front of it and behind it take.
+// With equal stages the length is m forward and backward passes (3 each), plus the schedule's bubble.
 TEST(Simulate, ClosedForms) {
   test::for_every_schedule(
       8, 8, 4, [](const std::string& name, const PipelineSchedule& schedule, int p, int m, int v) {

@@ -75,7 +75,7 @@ TEST(ScheduleText, RefusalsNameLineRankAndCell) {
             "s.csv: line 2 (rank 1) has no action; each rank holds a chunk at least");
   EXPECT_THAT(read_refusal(""), HasSubstr("s.csv has no action; a schedule has a line for each rank"));
   EXPECT_THAT(read_refusal(" \n\n"), HasSubstr("s.csv has no action"));
-  // Numbers that would take all memory.
+  // Numbers so large that all memory would be used.
   EXPECT_THAT(read_refusal("0F0,2000000000F0"),
               HasSubstr("cell 2: 2000000000F0 has a number that no schedule of 2 cells can reach"));
   EXPECT_THAT(read_refusal("0F0,0B9000000000000000000"), HasSubstr("no schedule of 2 cells can reach"));

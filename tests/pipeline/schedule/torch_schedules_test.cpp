@@ -1,4 +1,4 @@
-// Orders that torch wrote (scripts/schedule_goldens.py) beside ours.
+// Compares orders that torch wrote (scripts/schedule_goldens.py) with ours.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ namespace tranche::pipeline {
 namespace {
 
 struct TorchSchedule {
-  std::string_view file;  ///< torch's name of the schedule in that of the file
+  std::string_view file;  ///< torch's name of the schedule in the file's name
   std::string_view ours;
   int stages;
   std::int64_t micro_batches;
@@ -36,7 +36,7 @@ PipelineSchedule torchs(const TorchSchedule& schedule) {
 PipelineSchedule ours(const TorchSchedule& schedule) {
   return generate(schedule.ours, schedule.stages, schedule.micro_batches, schedule.chunks);
 }
-/// Both as text, which a failure shows.
+/// Compares both as text, so that a failure shows them.
 void expect_equal(const PipelineSchedule& a, const PipelineSchedule& b, std::string_view what) {
   EXPECT_EQ(write_schedule(a), write_schedule(b)) << what;
   EXPECT_EQ(a, b) << what;
@@ -54,8 +54,9 @@ TEST(TorchSchedules, HaveTheSameOrder) {
   }
 }
 
-/// Torch's breadth-first order runs the backward passes of a chunk in descending micro-batches, and ours in
-/// ascending ones: the sum of weight gradients ascends in every schedule, so that all have equal bits.
+/// Torch's breadth-first order runs the backward passes of a chunk in descending micro-batches, ours in
+/// ascending ones. The sum of weight gradients ascends in every schedule of ours, so that all have equal
+/// bits.
 TEST(TorchSchedules, DifferFromOursInTheBackwardOfBreadthFirst) {
   for (const TorchSchedule& schedule : {TorchSchedule{"looped-bfs", "breadth-first", 2, 3, 2},
                                         TorchSchedule{"looped-bfs", "breadth-first", 4, 8, 2}}) {
@@ -71,8 +72,8 @@ TEST(TorchSchedules, DifferFromOursInTheBackwardOfBreadthFirst) {
   }
 }
 
-/// The last rank's forward passes in torch's own order of 1F1B (2.15) are one micro-batch too high, so that
-/// the first is missing and there is one too many. The checker refuses such a file.
+/// In torch's own order of 1F1B (2.15) the last rank's forward passes are one micro-batch too high, so the
+/// first is missing and there is one too many. The checker refuses such a file.
 TEST(TorchSchedules, NumberTheLastForwardsOf1F1BFromOne) {
   for (const TorchSchedule& schedule :
        {TorchSchedule{"1f1b", "1f1b", 2, 3, 1}, TorchSchedule{"1f1b", "1f1b", 4, 8, 1}}) {
@@ -92,7 +93,7 @@ TEST(TorchSchedules, NumberTheLastForwardsOf1F1BFromOne) {
   }
 }
 
-/// We have no zero bubbles of several chunks in a loop, but torch's order of it can be given as a file.
+/// We have no zero-bubble schedule with several chunks in a loop, but torch's order can be given as a file.
 TEST(TorchSchedules, PassTheChecker) {
   const PipelineSchedule order = torchs({"zero-bubble", "", 4, 8, 2});
   EXPECT_NO_THROW(proved(order, MessageModel::channels, "zero-bubble"));

@@ -9,8 +9,8 @@
 
 namespace tranche::libtorch::detail {
 
-/// From LibTorch 2.3 on a storage without memory can refuse reads with a text of ours, and later versions can
-/// stop refusing. Before 2.3 a closed parameter is null.
+/// A storage without memory can refuse reads with a text of ours, from LibTorch 2.3 on, and later versions
+/// can stop refusing. Before 2.3 a closed parameter is null.
 template <class Storage>
 inline constexpr bool can_refuse = requires(Storage& storage) {
   storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::string());

@@ -46,7 +46,7 @@ class UnitState {
     trainable_ = trainable_ || tensor.requires_grad();
   }
   void set_id(UnitId id) { id_ = id; }
-  /// From now on parameters for which `frozen(name)` is true require no gradient.
+  /// Lets parameters for which `frozen(name)` is true require no gradient from now on.
   template <class Frozen>
   void freeze(Frozen frozen) {
     trainable_ = false;
