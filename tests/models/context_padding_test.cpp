@@ -95,7 +95,7 @@ TEST(ContextPadding, GoesBesideEveryAxisRecomputationAndAdapters) {
   }
 }
 
-/// What `body` gets: the pass of a rank, of 2 samples of `time` tokens.
+/// Calls `body` with the pass of each rank, which has 2 samples of `time` tokens.
 template <typename Body>
 void on_padded_context(int ranks, std::int64_t time, const Body& body) {
   const Gpt model(tiny_gpt());
