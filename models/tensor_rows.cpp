@@ -60,6 +60,7 @@ Pass Pass::of_layers(std::string_view dimension) const {
           .samples = samples,
           .training = training,
           .cache = cache,
+          .sequence = whole ? 1 : sequence,
           .tensor = whole ? nullptr : tensor,
           .context = whole ? nullptr : context,
           .all_rows = whole && chained() ? this : nullptr};
