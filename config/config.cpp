@@ -524,6 +524,9 @@ std::string_view name_of(Replicate replicate) {
 std::string_view name_of(ReplicaSum sum) {
   return detail::name_in(sum);
 }
+std::string_view name_of(UpdateTime time) {
+  return detail::name_in(time);
+}
 std::string_view name_of(TieSum sum) {
   return detail::name_in(sum);
 }

@@ -211,6 +211,9 @@ constexpr ConfigKey keys[] = {
         "what each replica of the mesh has a copy of: all (HSDP, MiCS), or parameters, where gradients and optimizer state are sharded over all ranks (hpZ; stages 1-3)")
         .quiet(),
     field<&Config::replica_sum>("tranche.replica_sum", "when replicas add up gradients that are reduced each micro_batch: then too, or once a step (other bits)"),
+    field<&Config::update>("tranche.update",
+        "when a step updates a unit: at_the_boundary, once the ranks have agreed on all gradients, or as_reduced, once the unit's own gradient is complete: the "
+        "same bits, but a gradient that is not finite ends the run (docs/guides/offload.md)").written_if_set(),
     field<&Config::tie_sum>("tranche.tie_sum",
         "how the gradients of a tensor with several uses (a tied token table) are added: together, or by_use: each use's is rounded by itself and they are added in "
         "order, which a mesh with a pipeline always does").written_if_set(),
@@ -312,6 +315,11 @@ constexpr ConfigKey keys[] = {
         "automatic: io_uring, or threads where the kernel refuses it; uring; threads").may_be_auto().one_of("automatic, uring, threads").quiet(),
     field<&Config::offload, &OffloadConfig::host_memory_limit>("tranche.host_memory",
         "most bytes of host memory that a rank may take for what it offloads, saves and sends").of_kind(size).zero_as_null().at_least(0).quiet(),
+    field<&Config::offload, &OffloadConfig::host_state>("tranche.host_state",
+        "host memory of a rank for state that is asked for on nvme: what fits in it stays there, weights first, and the rest of it reads ahead; auto is what is free, 0 none")
+        .of_kind(size).may_be_auto().within({.least = -1, .most = std::numeric_limits<double>::infinity(), .wrong = "{0} is neither auto nor at least 0"}).quiet()
+        .written_if([](const Config& config) { return config.offload.uses_nvme(); })
+        .written_as([](const Config& config) { return config.offload.host_state < 0 ? Json("auto") : Json(config.offload.host_state); }),
     field<&Config::offload, &OffloadConfig::nvme_limit>("tranche.nvme_space", "most bytes of a rank's swap file").of_kind(size).zero_as_null().at_least(0).quiet(),
 };
 // clang-format on

@@ -22,6 +22,9 @@ inline constexpr auto names_of<Replicate> = std::to_array<std::string_view>({"al
 template <>
 inline constexpr auto names_of<ReplicaSum> = std::to_array<std::string_view>({"micro_batch", "step"});
 template <>
+inline constexpr auto names_of<UpdateTime> = std::to_array<std::string_view>({"at_the_boundary",
+                                                                              "as_reduced"});
+template <>
 inline constexpr auto names_of<TieSum> = std::to_array<std::string_view>({"together", "by_use"});
 template <>
 inline constexpr auto names_of<PipelineCuts> = std::to_array<std::string_view>({"balanced", "equal",

@@ -208,6 +208,25 @@ void check_noise(const Config& config, int ranks, Problems& problems) {
   }
 }
 
+/// Refuses what must know all gradients of a step, where units are updated before that.
+void check_update(const Config& config, Problems& problems) {
+  if (config.update == UpdateTime::at_the_boundary) return;
+  const auto refuse = [&](bool asked, const std::string& setting, const char* why) {
+    if (asked) problems.add(fmt::format("tranche.update: not as_reduced with {}, {}", setting, why));
+  };
+  refuse(config.gradient_clipping > 0, fmt::format("gradient_clipping {}", config.gradient_clipping),
+         "which needs the norm of all gradients before the first update; write 0 there, or at_the_boundary "
+         "here");
+  refuse(config.loss_scaling, "fp16",
+         "whose loss scale skips a step where any gradient overflows; write bf16 there, or at_the_boundary "
+         "here");
+  refuse(config.gradient_noise_scale, "tranche.gradient_noise_scale",
+         "which measures all gradients before the update; leave one of the two out");
+  refuse(config.offload.activations && config.offload.optimizer != OffloadTier::none,
+         "activation_checkpointing.cpu_checkpointing beside offload_optimizer",
+         "whose inputs of blocks would wait on the link behind new weights; leave one of the two out");
+}
+
 /// Refuses settings that are impossible for replicas with different gradients and optimizer state.
 void check_replicas(const Config& config, Problems& problems) {
   if (config.replica_sum == ReplicaSum::step && config.precision.accumulation != DataType::float32) {
@@ -420,6 +439,7 @@ void check_fields(Config& config, int ranks, Problems& problems) {
   }
   check_invariance(config, problems);
   if (ranks >= 1) check_noise(config, data_ranks, problems);
+  check_update(config, problems);
   check_offload(config, problems);
   check_precision(config, problems);
   check_names(config, problems);

@@ -40,6 +40,12 @@ class Check {
  public:
   Check(Engine& engine, const std::function<void()>& micro_batches, const GradientCheckOptions& options)
       : engine_(engine), micro_batches_(micro_batches), options_(options) {
+    if (engine_.config().update == UpdateTime::as_reduced) {
+      throw ConfigurationError(
+          "check_gradients() takes steps that change nothing, which tranche.update: as_reduced has not: make "
+          "an "
+          "engine with at_the_boundary");
+    }
     require_fp32();
     engine_.set_gradient_hook([](const StepResult&) { return std::string("check_gradients()"); });
   }

@@ -105,7 +105,9 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       run_record(runtime_in, config, *optimizer, progress, rule, scaler, reducer),
       loader(runtime_in, config, store, optimizer->name(), session, progress, base, run_record),
       sequence(runtime_in, config, model,
-               {store, *arena, recorder, gatherer, reducer, updater, scalars, data_groups}, breakdown) {
+               {store, *arena, recorder, gatherer, reducer, updater, scalars, data_groups, boundary},
+               breakdown) {
+  reducer.on_complete([this](FlatBuffer& flat) { sequence.early().complete(flat); });
   if (config.debug.poison_memory) arena->poison_with(make_poison_fill(runtime.device()));
   if (config.workspace_bytes == 0) {
     config.workspace_bytes = kernels::default_workspace_bytes(runtime.device().kind());
@@ -116,6 +118,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
   check_neighbours(config, stages.count, runtime.device().kind());
   check_chains(model, config, stages.cuts, runtime.mesh().size(MeshAxis::tensor), runtime.device().kind());
   (void)routing_of(*optimizer, store.tensors());
+  check_update(config, *optimizer, store, updater.has_sums());
   reducer.set_reduction_group(agree_on_start(runtime, config, model, stages, *optimizer, rule.schedule()));
   if (stages.joins_ends()) runtime.pipeline()->join_ends();
   on_all([this] {
@@ -129,6 +132,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
   draw_initial_weights(store, config, runtime.device(), runtime.memory(Tier::host),
                        {workspace_buffer.data(), workspace_buffer.bytes()});
   start_notes = notes_on_overlap(store, config, runtime.ledger(), runtime.device());
+  note_update(config, need_of_all_gradients(*optimizer, store, updater.has_sums()), start_notes);
   set_phase("idle");
 }
 
@@ -212,7 +216,14 @@ std::int64_t Engine::Impl::open_micro_batch(const Shape& shape, std::span<const 
     session.throw_failure();
     loader.require_whole_state("begin_micro_batch()");
   }
-  return sequence.open(shape, samples, beside);
+  const std::int64_t number = sequence.open(shape, samples, beside);
+  if (sequence.early().on() && sequence.in_step() && number + 1 == config.accumulation_steps) {
+    OptimizerStep update = rule.update(progress.applied() + 1);
+    rule.check_finite(update, progress.steps() + 1);
+    update.gradient_scale = static_cast<float>(unscale(config.train_batch_size * model.tokens_per_sample));
+    sequence.early().begin(update);
+  }
+  return number;
 }
 
 std::int64_t Engine::begin_micro_batch(const Shape& shape, std::span<const std::int64_t> samples) {
@@ -286,10 +297,15 @@ StepResult Engine::step() {
 }
 
 void Engine::set_gradient_hook(GradientHook hook) {
+  require(
+      !hook || !impl_->sequence.early().on(),
+      "set_gradient_hook() with tranche.update: as_reduced, which updates units before a hook could see the "
+      "step's gradients; write at_the_boundary");
   impl_->rule.set_hook(std::move(hook));
 }
 
 void Engine::set_learning_rate(std::optional<double> rate) {
+  impl_->require_not_updating("set_learning_rate()");
   impl_->rule.set_rate(rate);
 }
 

@@ -71,6 +71,8 @@ struct Engine::Impl {
   /// that the update uses; collective.
   double gradient_scale();
   int find_trainable(std::string_view name) const;
+  /// Throws LogicError while a step's updates are in progress: state is neither that of before nor after it.
+  void require_not_updating(std::string_view call) const;
   void require_size(const detail::TensorState& tensor, std::size_t given, const char* call) const;
   std::vector<float> read_gradient(std::string_view name);
   void write_gradient(std::string_view name, std::span<const float> values);
@@ -90,6 +92,8 @@ struct Engine::Impl {
   /// Decides from the agreed loss and gradients whether the step is applied, and whether gradients are
   /// clipped.
   void judge_gradients(const detail::StepBoundary::Agreement& found, StepResult& result);
+  /// Ends the engine, on all ranks, where units were updated for a step that is not as was foreseen.
+  void require_foreseen(const StepResult& result);
   /// Returns the engine to the state between steps.
   void close_step(StepResult& result);
 

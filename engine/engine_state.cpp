@@ -29,7 +29,15 @@ void Engine::Impl::require_size(const TensorState& tensor, std::size_t given, co
   }
 }
 
+void Engine::Impl::require_not_updating(std::string_view call) const {
+  require(!sequence.early().begun(),
+          std::string(call) +
+              " between the beginning of a step's last micro-batch and the end of step(), where "
+              "tranche.update: as_reduced updates units");
+}
+
 std::vector<float> Engine::read_weight(std::string_view name) {
+  impl_->require_not_updating("read_weight(" + std::string(name) + ")");
   const int index = impl_->store.find_tensor(name);
   return impl_->guarded([&] { return impl_->access().weight(index); });
 }
@@ -59,6 +67,7 @@ std::vector<float> Engine::read_optimizer_state(std::string_view name, std::stri
   Impl& impl = *impl_;
   const int index = impl.store.find_tensor(name);
   require_state(impl.store.tensors()[static_cast<std::size_t>(index)]);
+  impl.require_not_updating("read_optimizer_state(" + std::string(name) + ")");
   const int which = impl.access().find_state(index, impl.optimizer->name(), state);
   return impl.guarded([&] { return impl.access().state(index, which); });
 }
@@ -142,6 +151,8 @@ void Engine::Impl::write_gradient(std::string_view name, std::span<const float> 
           call + " before a step's gradients are whole: call it between the last of its " +
               std::to_string(config.accumulation_steps) +
               " micro-batches and step(), or in the gradient hook");
+  require(!sequence.early().on(),
+          call + " with tranche.update: as_reduced, which has used it; write at_the_boundary");
   const double scale = gradient_scale();
   require(scale != 0, call + ": the step saw no tokens, so it has no mean");
   const DataType dtype = config.precision.accumulation;
@@ -173,9 +184,11 @@ void Engine::write_gradient(std::string_view name, std::span<const float> values
 // --- Digests --------------------------------------------------------------------------------------------
 
 kernels::Digest Engine::weights_digest() {
+  impl_->require_not_updating("weights_digest()");
   return impl_->guarded([&] { return impl_->access().digest(TensorAccess::Digested::weights); });
 }
 kernels::Digest Engine::state_digest() {
+  impl_->require_not_updating("state_digest()");
   return impl_->guarded([&] { return impl_->access().digest(TensorAccess::Digested::weights_and_state); });
 }
 

@@ -58,6 +58,28 @@ void Engine::Impl::judge_gradients(const StepBoundary::Agreement& found, StepRes
   }
 }
 
+void Engine::Impl::require_foreseen(const StepResult& result) {
+  if (!sequence.early().begun()) return;
+  const std::string step = "step " + std::to_string(result.step);
+  const char* const lost =
+      ": tranche.update: as_reduced had updated units before the ranks could agree, and their state is lost; "
+      "go on "
+      "from a checkpoint";
+  std::exception_ptr error;
+  if (!result.applied) {
+    error = std::make_exception_ptr(
+        NumericalError(step + " cannot be skipped any more, but " + result.skipped_because + lost));
+  } else if (result.tokens != result.positions && !simulated()) {
+    error = std::make_exception_ptr(
+        ConfigurationError(step + " learned from " + std::to_string(result.tokens) +
+                           " tokens, not from the " + std::to_string(result.positions) + " of its samples" +
+                           lost + ", with at_the_boundary, which counts tokens first"));
+  }
+  if (!error) return;
+  breakdown.end_untold(error);  // all ranks throw it: none has to be told
+  breakdown.throw_if_ended();
+}
+
 void Engine::Impl::close_step(StepResult& result) {
   sequence.end_step();
   recorder.end_step(data_groups.all(), result);
@@ -74,6 +96,7 @@ void Engine::Impl::close_step(StepResult& result) {
 
 StepResult Engine::Impl::finish_step() {
   end_passes();
+  sequence.early().finish();
   const Event gradients_arrived = compute.record();
   const double issued = seconds_now();
   StepResult result;
@@ -93,6 +116,7 @@ StepResult Engine::Impl::finish_step() {
   const double arrived = gradients_arrived.state() ? gradients_arrived.passed_at() : issued;
 
   judge_gradients(found, result);
+  require_foreseen(result);
   update.gradient_scale = static_cast<float>(unscale(found.tokens) * result.clip_coefficient);
   bool by_hook = false;
   if (result.applied) {
@@ -102,7 +126,7 @@ StepResult Engine::Impl::finish_step() {
     result.applied = !by_hook;
   }
   update.apply = result.applied;
-  boundary.update(update);
+  if (!sequence.early().begun()) boundary.update(update);
 
   // The scaler may give up, which is thrown after the step is closed. A step without tokens does not affect
   // the scale.

@@ -375,6 +375,7 @@ void GradientReducer::reduce(Target& target, Target& last_use, FlatBuffer& flat,
   if (last && flat.optimizer_tier != OffloadTier::none) {
     store_.offload()->send_gradients(flat, scalars_.statistics() + flat.trainable_index);
   }
+  if (last && complete_) complete_(flat);
 }
 
 }  // namespace tranche::detail

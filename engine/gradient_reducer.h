@@ -4,9 +4,11 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "engine/piece_statistics.h"
@@ -34,6 +36,8 @@ class GradientReducer {
   /// other; 0: each rank's gradient is added to the main gradient in turn.
   int reduction_group() const { return reduction_group_; }
   void set_reduction_group(int ranks) { reduction_group_ = ranks; }
+  /// Calls `complete` behind the last reduction of a step of each buffer.
+  void on_complete(std::function<void(FlatBuffer&)> complete) { complete_ = std::move(complete); }
 
   void begin_micro_batch(std::int64_t micro_batch);
   /// The unit whose gradients a handle of the micro-batch holds; empty: none.
@@ -128,6 +132,7 @@ class GradientReducer {
   PieceStatistics pieces_;
   const bool overlap_;
   int reduction_group_ = 1;
+  std::function<void(FlatBuffer&)> complete_;
   std::map<std::int64_t, MicroBatch> open_;
   // Both have an entry for each trainable buffer; the second list is for the last use, if uses are kept
   // separate.

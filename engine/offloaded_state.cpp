@@ -8,6 +8,7 @@
 #include "core/clock.h"
 #include "device/work_recorder.h"
 #include "offload/calibration.h"
+#include "tranche/core/shape.h"
 #include "tranche/kernels/elementwise.h"
 
 namespace tranche::detail {
@@ -50,7 +51,9 @@ OffloadedState::OffloadedState(const Config& config, const Residency& residency,
       host_threads_(options.host_threads),
       link_(resources.device, HostLinkOptions{options.link_bytes_per_second, options.trace}),
       compute_(resources.device.compute_stream()) {
-  if (config.offload.uses_nvme()) swap_ = std::make_unique<SwapFile>(options.swap, files, ledger);
+  if (!config.offload.uses_nvme()) return;
+  disk_ = std::make_shared<DiskMeter>(options.trace);
+  swap_ = std::make_unique<SwapFile>(options.swap, files, ledger);
 }
 
 /// Streams that work on the slots end before these go, also where the store could not be made.
@@ -128,7 +131,9 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units) {
       largest_tile = std::max(largest_tile, flat.tiles.bytes_of(0));
       if (flat.whole_matrices) continue;  // visited
       const std::vector<TileRef> tiles = tiles_of(flat.tiles, 0, flat.tiles.tiles());
-      update_order_.insert(update_order_.end(), tiles.begin(), tiles.end());
+      const bool backward = config_.update == UpdateTime::as_reduced;  // gradients are complete in that order
+      update_order_.insert(backward ? update_order_.begin() : update_order_.end(), tiles.begin(),
+                           tiles.end());
     }
   }
   const auto slots = [&](std::vector<HostSlot>& into, int count, std::int64_t bytes, Category category,
@@ -162,10 +167,26 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units) {
   disk_writes_ = make_host_stream("disk writes", 1);
   if (!simulated()) open_io();
   if (largest_tile > 0) {
-    ring_ = std::make_unique<TileRing>(TileRingOptions{offload.tile_buffers, largest_tile, host_->recorder()},
-                                       *swap_, io_.get(), resources_.host_memory);
+    const int buffers = offload.tile_buffers + more_tile_buffers(units, largest_tile);
+    ring_ = std::make_unique<TileRing>(
+        TileRingOptions{buffers, largest_tile, host_->recorder(), offload.tile_buffers, disk_}, *swap_,
+        io_.get(), resources_.host_memory);
   }
   return io_ ? io_->fallback_reason() : std::string();
+}
+
+int OffloadedState::more_tile_buffers(const std::vector<UnitState>& units, std::int64_t largest_tile) const {
+  std::int64_t left = config_.offload.host_state_bytes(), tiles = 0;
+  for (const UnitState& unit : units) {
+    for (const FlatBuffer& flat : unit.buffers) {
+      if (flat.parameters_stay) left -= residency_.parameter_bytes(flat);
+      if (flat.optimizer_stays) left -= residency_.tile_bytes(flat);
+      tiles += flat.tiles.elements > 0 ? flat.tiles.tiles() : 0;
+    }
+  }
+  return narrow<int>(
+      std::clamp<std::int64_t>(left / AlignedBuffer::requested_bytes(largest_tile), 0,
+                               std::max<std::int64_t>(0, tiles - config_.offload.tile_buffers)));
 }
 
 void OffloadedState::close() noexcept {
@@ -204,8 +225,10 @@ Event OffloadedState::fetch_shard(FlatBuffer& flat, void* place, std::vector<Eve
   disk_reads_->wait(flat.shard_ready);
   const std::int64_t transferred = round_up(bytes, io_alignment);
   note_disk(*disk_reads_, WorkKind::disk_read, flat.name, transferred);
+  disk_->ask();
   disk_reads_->enqueue("read " + flat.name,
                        [this, memory = slot.memory.data(), offset = flat.parameters_offset, transferred] {
+                         const DiskMeter::Transfer transfer(*disk_, /*asked=*/true);
                          io_->wait(io_->read(swap_->file(), offset, memory, transferred));
                        });
   parameters_read_ += transferred;
@@ -277,6 +300,7 @@ void OffloadedState::close_weights() {
   note_disk(*disk_writes_, WorkKind::disk_write, flat.name, transferred);
   disk_writes_->enqueue("write " + flat.name, [this, memory = slot->memory.data(), transferred,
                                                offset = flat.parameters_offset + first * width] {
+    const DiskMeter::Transfer transfer(*disk_);
     io_->wait(io_->write(swap_->file(), offset, memory, transferred));
   });
   parameters_written_ += transferred;
@@ -298,6 +322,18 @@ void OffloadedState::begin_update() {
   if (update_order_.empty() || updating_) return;
   ring_->begin(update_order_);
   updating_ = true;
+  expected_ = 0;
+}
+
+void OffloadedState::expect_update(const FlatBuffer& flat) {
+  if (flat.tiles.elements == 0) return;
+  const auto next = update_order_.begin() + static_cast<std::ptrdiff_t>(expected_);
+  expected_ += static_cast<std::size_t>(flat.tiles.tiles());
+  if (next->region == &flat.tiles) return;
+  std::stable_partition(next, update_order_.end(),
+                        [&](const TileRef& ref) { return ref.region == &flat.tiles; });
+  ring_->abandon();
+  ring_->begin({next, update_order_.end()});
 }
 
 void OffloadedState::begin_update(const FlatBuffer& flat) {
@@ -320,13 +356,13 @@ ShardSlice OffloadedState::open_tile(FlatBuffer& flat, std::int64_t tile, StateO
   ShardSlice slice;
   if (flat.optimizer_tier == OffloadTier::nvme) {
     slice = slice_of(flat, ring_->open(*host_));
-    if (observer != nullptr) observer->before_update(flat, slice);
   } else {
     const ElementRange kept = residency_.optimizer_range(flat);
     const std::int64_t begin = kept.begin + tile * config_.offload.tile_elements;
     slice = residency_.slice(flat, {begin, std::min(begin + config_.offload.tile_elements, kept.end)});
     slice.stream = on_host ? host_.get() : &compute_;
   }
+  if (flat.in_tiles() && observer != nullptr) observer->before_update(flat, slice);
   slice.gradient =
       on_host ? residency_.host_gradients(flat, slice.range) : residency_.gradients(flat, slice.range);
   return open_weights(flat, slice);
@@ -393,6 +429,7 @@ std::int64_t OffloadedState::place_of(const FlatBuffer& flat, std::int64_t eleme
 void OffloadedState::read_parameters(FlatBuffer& flat, ElementRange range, void* to) {
   disk_writes_->synchronize();
   if (simulated()) return;
+  const DiskMeter::Transfer transfer(*disk_);
   io_->wait(io_->read(swap_->file(), place_of(flat, range.begin), to,
                       range.size() * size_of(config_.precision.compute)));
 }
@@ -401,6 +438,7 @@ void OffloadedState::write_parameters(FlatBuffer& flat, ElementRange range, cons
   disk_writes_->synchronize();
   disk_reads_->synchronize();
   if (simulated()) return;
+  const DiskMeter::Transfer transfer(*disk_);
   io_->wait(io_->write(swap_->file(), place_of(flat, range.begin), from,
                        range.size() * size_of(config_.precision.compute)));
 }
@@ -408,25 +446,27 @@ void OffloadedState::write_parameters(FlatBuffer& flat, ElementRange range, cons
 // --- Reports --------------------------------------------------------------------------------------------
 
 void OffloadedState::begin_report() {
-  link_before_ = link_.counts();
-  if (ring_) ring_before_ = ring_->counts();
-  parameters_read_before_ = parameters_read_;
-  parameters_written_before_ = parameters_written_;
+  before_ = {link_.counts(), ring_ ? ring_->counts() : TileRingCounts(), parameters_read_,
+             parameters_written_};
 }
 
 void OffloadedState::report(StepResult& result) {
   const HostLinkCounts moved = link_.counts();
   const HostLink::Busy busy = link_.take_busy_seconds();
   OffloadTraffic& traffic = result.offload_traffic;
-  traffic.to_host = moved.bytes_to_host - link_before_.bytes_to_host;
-  traffic.from_host = moved.bytes_from_host - link_before_.bytes_from_host;
-  traffic.nvme_read = parameters_read_ - parameters_read_before_;
-  traffic.nvme_written = parameters_written_ - parameters_written_before_;
+  traffic.to_host = moved.bytes_to_host - before_.link.bytes_to_host;
+  traffic.from_host = moved.bytes_from_host - before_.link.bytes_from_host;
+  traffic.nvme_read = parameters_read_ - before_.parameters_read;
+  traffic.nvme_written = parameters_written_ - before_.parameters_written;
   if (ring_) {
     const TileRingCounts tiles = ring_->counts();
-    traffic.nvme_read += tiles.bytes_read - ring_before_.bytes_read;
-    traffic.nvme_written += tiles.bytes_written - ring_before_.bytes_written;
-    result.offload.disk = ring_->take_busy_seconds();
+    traffic.nvme_read += tiles.bytes_read - before_.ring.bytes_read;
+    traffic.nvme_written += tiles.bytes_written - before_.ring.bytes_written;
+  }
+  if (disk_ && !simulated()) {
+    const DiskMeter::Seconds disk = disk_->take();
+    result.offload.disk = disk.busy;
+    result.disk_idle = {disk.nothing_asked, disk.no_buffer, disk.norm};
   }
   result.offload.to_host = busy.to_host;
   result.offload.from_host = busy.from_host;

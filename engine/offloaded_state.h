@@ -14,6 +14,7 @@
 #include "engine/state_store.h"
 #include "offload/aligned_buffer.h"
 #include "offload/block_io.h"
+#include "offload/disk_meter.h"
 #include "offload/host_link.h"
 #include "offload/swap_file.h"
 #include "offload/tile_ring.h"
@@ -31,6 +32,13 @@ struct HostSlot {
 struct DeviceSlot {
   Buffer memory;
   Event free;
+};
+
+/// Counts since the start; of parameters the bytes on the nvme tier.
+struct OffloadCounts {
+  HostLinkCounts link;
+  TileRingCounts ring;
+  std::int64_t parameters_read = 0, parameters_written = 0;
 };
 
 struct OffloadOptions {
@@ -81,7 +89,10 @@ class OffloadedState {
   /// Has the disk begin to read the state of all buffers but those of whole matrices. These are then updated
   /// in the order of trainable buffers. Does nothing where it has begun already.
   void begin_update();
-  /// The same for the state of this buffer alone.
+  /// With tranche.update: as_reduced. The buffer is updated next. Where the pass had another order, reads
+  /// what is left anew, with this buffer first; the next pass has the order of this one.
+  void expect_update(const FlatBuffer& flat);
+  /// The same as begin_update() for the state of this buffer alone.
   void begin_update(const FlatBuffer& flat);
   /// The number of tiles in which the state that this rank keeps of a buffer is updated.
   std::int64_t update_tiles(const FlatBuffer& flat) const;
@@ -128,6 +139,8 @@ class OffloadedState {
   /// Block I/O on the swap file, with the slots' memory registered.
   void open_io();
   std::unique_ptr<Stream> make_host_stream(const char* name, int threads);
+  /// Buffers for tiles read ahead, as many as fit in what is left of tranche.host_state and are of use.
+  int more_tile_buffers(const std::vector<UnitState>& units, std::int64_t largest_tile) const;
   bool simulated() const { return resources_.device.kind() == DeviceKind::meta; }
 
   const Config& config_;
@@ -137,6 +150,7 @@ class OffloadedState {
   int host_threads_;
   HostLink link_;
   Stream& compute_;
+  std::shared_ptr<DiskMeter> disk_;  ///< null without the nvme tier
   std::unique_ptr<BlockIo> io_;
   std::unique_ptr<SwapFile> swap_;
   std::unique_ptr<TileRing> ring_;
@@ -148,13 +162,12 @@ class OffloadedState {
 
   /// Tiles of the optimizer's state as a step goes through them, but for those of whole matrices.
   std::vector<TileRef> update_order_;
-  bool updating_ = false;  ///< a pass over tiles has begun, which the update goes through
+  std::size_t expected_ = 0;  ///< tiles of the pass before those that expect_update() has not announced
+  bool updating_ = false;     ///< a pass over tiles has begun, which the update goes through
   OpenTile open_;
 
-  HostLinkCounts link_before_;  ///< at the begin of the step, for its report
-  TileRingCounts ring_before_;
-  std::int64_t parameters_read_ = 0, parameters_written_ = 0;  ///< bytes on the nvme tier
-  std::int64_t parameters_read_before_ = 0, parameters_written_before_ = 0;
+  OffloadCounts before_;  ///< at the start of the step, for its report
+  std::int64_t parameters_read_ = 0, parameters_written_ = 0;
   std::shared_ptr<std::atomic<double>> update_seconds_ = std::make_shared<std::atomic<double>>(0.0);
 
   std::unique_ptr<Stream> disk_reads_, disk_writes_;  ///< of parameters

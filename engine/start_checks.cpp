@@ -36,6 +36,19 @@ std::string routing_of(const Optimizer& optimizer, std::span<const TensorState> 
   }
 }
 
+std::string need_of_all_gradients(const Optimizer& optimizer, const StateStore& store, bool sums) {
+  if (sums) return optimizer.name() + " computes sums over whole tensors first";
+  const bool whole = std::any_of(store.trainable().begin(), store.trainable().end(),
+                                 [](const FlatBuffer* flat) { return flat->whole_matrices; });
+  return whole ? optimizer.name() + " computes whole matrices, which ranks exchange first" : std::string();
+}
+
+void check_update(const Config& config, const Optimizer& optimizer, const StateStore& store, bool sums) {
+  const std::string need = need_of_all_gradients(optimizer, store, sums);
+  if (config.update == UpdateTime::at_the_boundary || need.empty()) return;
+  throw ConfigurationError("tranche.update: not as_reduced: optimizer " + need + "; write at_the_boundary");
+}
+
 void check_host_memory(const Runtime& runtime, const Config& config, const StateStore& store,
                        const StateFormulas& formulas) {
   // On a CPU device memory is host memory; a limit of device memory has a separate error.
@@ -43,12 +56,16 @@ void check_host_memory(const Runtime& runtime, const Config& config, const State
   if (runtime.device().kind() == DeviceKind::meta || !(config.offload.any() || device_counts)) return;
   std::int64_t needed = 0;
   const std::int64_t accumulation = size_of(config.precision.accumulation);
-  std::int64_t largest = 0, largest_tile = 0;
+  std::int64_t largest = 0, largest_tile = 0, stay = 0;
+  bool tiles = false;  // on the disk
   for (const UnitState& unit : store.units()) {
     std::int64_t shard_bytes = 0;
     for (const FlatBuffer& flat : unit.buffers) {
-      if (flat.parameters_tier != OffloadTier::none) {
+      if (flat.parameters_tier == OffloadTier::nvme) {
         shard_bytes += flat.layout.shard_elements() * size_of(config.precision.compute);
+      } else if (flat.parameters_tier == OffloadTier::cpu) {
+        needed += store.residency().parameter_bytes(flat);
+        stay += flat.parameters_stay ? store.residency().parameter_bytes(flat) : 0;
       }
       const std::int64_t kept = store.residency().optimizer_range(flat).size();
       if (flat.optimizer_tier != OffloadTier::none) needed += kept * accumulation;
@@ -56,14 +73,15 @@ void check_host_memory(const Runtime& runtime, const Config& config, const State
         return bytes_of(store.residency().master_type(flat), elements) + state_bytes(flat.states, elements);
       };
       if (flat.optimizer_tier == OffloadTier::cpu) needed += bytes(kept);
+      stay += flat.optimizer_stays ? bytes(kept) : 0;
+      tiles = tiles || flat.optimizer_tier == OffloadTier::nvme;
       largest_tile = std::max(largest_tile, bytes(config.offload.tile_elements));
     }
-    if (config.offload.parameters == OffloadTier::cpu) needed += shard_bytes;
     largest = std::max(largest, shard_bytes);
   }
   if (config.offload.parameters == OffloadTier::nvme) needed += config.offload.parameter_buffers * largest;
-  if (config.offload.optimizer == OffloadTier::nvme) {
-    needed += config.offload.tile_buffers * largest_tile;
+  if (tiles) {
+    needed += config.offload.tile_buffers * largest_tile + (config.offload.host_state_bytes() - stay);
   }
   if (device_counts) {
     const StateFormulas::Bytes bytes = formulas.bytes();

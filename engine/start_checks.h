@@ -18,6 +18,11 @@ bool threads_change_bits(const Config& config, const Device& device);
 void check_threads(const Config& config, const Device& device);
 /// Returns Optimizer::routing(). Throws ConfigurationError if no tensor uses the optimizer.
 std::string routing_of(const Optimizer& optimizer, std::span<const TensorState> tensors);
+/// Why the update of a unit needs the gradients of others first, whatever tranche.update says, as the end of
+/// a sentence about the optimizer; empty: it does not. `sums`: the rule asks for some.
+std::string need_of_all_gradients(const Optimizer& optimizer, const StateStore& store, bool sums);
+/// Throws ConfigurationError where tranche.update: as_reduced is asked for and units cannot be updated so.
+void check_update(const Config& config, const Optimizer& optimizer, const StateStore& store, bool sums);
 /// Throws OutOfMemory if the host has less memory than the state of all ranks of the node needs there.
 void check_host_memory(const Runtime& runtime, const Config& config, const StateStore& store,
                        const StateFormulas& formulas);

@@ -185,4 +185,19 @@ std::vector<std::string> notes_on_overlap(const StateStore& store, const Config&
   return notes;
 }
 
+void note_update(const Config& config, const std::string& need, std::vector<std::string>& notes) {
+  if (config.update == UpdateTime::as_reduced) {
+    notes.emplace_back(
+        "tranche.update: as_reduced: each unit is updated once its gradient is complete; a gradient that is "
+        "not "
+        "finite ends the run, as does a step that does not learn from every token");
+  } else if (config.offload.optimizer != OffloadTier::none && need.empty() && config.gradient_clipping == 0 &&
+             !config.loss_scaling && !config.gradient_noise_scale) {
+    notes.emplace_back(
+        "no update of this run needs the norm: with tranche.update: as_reduced offloaded units would be "
+        "updated "
+        "while the backward pass goes on");
+  }
+}
+
 }  // namespace tranche::detail

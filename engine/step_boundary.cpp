@@ -229,14 +229,34 @@ void StepBoundary::update(const OptimizerStep& step) {
   }
   for (FlatBuffer* flat : store_.trainable()) update_on_device(*flat, step);
   matrices_.update(step);
-  if (OffloadedState* const offload = store_.offload(); offload != nullptr && store_.observer() != nullptr) {
-    store_.observer()->updates_issued(offload->host());
-  }
+  finish_offloaded();
+}
+
+void StepBoundary::finish_offloaded() {
+  OffloadedState* const offload = store_.offload();
+  if (offload == nullptr) return;
+  if (store_.observer() != nullptr) store_.observer()->updates_issued(offload->host());
   for (FlatBuffer* flat : store_.trainable()) {
     if (flat->optimizer_tier != OffloadTier::none && !flat->whole_matrices) {
       store_.gather_updated(*flat, "step");
     }
   }
+}
+
+void StepBoundary::begin_update(const OptimizerStep& step) {
+  prepare(step);
+  if (OffloadedState* const offload = store_.offload()) offload->begin_update();
+}
+
+void StepBoundary::update(FlatBuffer& flat, const OptimizerStep& step) {
+  if (flat.optimizer_tier == OffloadTier::none) return update_on_device(flat, step);
+  store_.offload()->expect_update(flat);
+  update_tiles(flat, step);
+}
+
+void StepBoundary::end_update() {
+  if (OffloadedState* const offload = store_.offload()) offload->end_update();
+  finish_offloaded();  // now that no reduction can wait for the gathers, which wait for updates
 }
 
 void StepBoundary::update_on_device(FlatBuffer& flat, const OptimizerStep& step) {

@@ -52,6 +52,11 @@ class StepBoundary {
   /// masked: memory and traffic never depend on data. Collective over each buffer's group, for
   /// rules with sums too.
   void update(const OptimizerStep& step);
+  /// The same buffer by buffer, in any order that is the same on all ranks of each group, for rules without
+  /// sums and whole matrices. The buffer's gradient is complete behind what was issued.
+  void begin_update(const OptimizerStep& step);
+  void update(FlatBuffer& flat, const OptimizerStep& step);
+  void end_update();
   /// Problems of replaying the update, for the log.
   std::vector<std::string> replay_problems() const;
 
@@ -66,6 +71,8 @@ class StepBoundary {
   /// Collective: `tokens` are those of this rank's micro-batches.
   void measure_pieces(std::span<const std::int64_t> tokens, Agreement& all);
   void prepare(const OptimizerStep& step);
+  /// All updates of offloaded state were issued: begins to gather the new weights.
+  void finish_offloaded();
   void update_on_device(FlatBuffer& flat, const OptimizerStep& step);
   /// Updates a buffer whose parameters, or more, live off the device.
   void update_tiles(FlatBuffer& flat, const OptimizerStep& step);

@@ -67,13 +67,19 @@ void StepRule::check(const std::vector<StepRecord>& records, std::int64_t step) 
                                            records[0].has_hook != 0 ? "one" : "none"));
     }
   }
-  if (!std::isfinite(records[0].learning_rate) || !std::isfinite(records[0].momentum)) {
-    // All ranks throw it, so no peer needs to be notified.
-    breakdown_.end_untold(std::make_exception_ptr(ConfigurationError(
-        fmt::format("schedule {} gives a learning rate of {} and a momentum of {}{}; both must be finite",
-                    schedule_->describe(), records[0].learning_rate, records[0].momentum, of_step))));
-    breakdown_.throw_if_ended();
-  }
+  OptimizerStep update;
+  update.learning_rate = records[0].learning_rate;
+  update.momentum = records[0].momentum;
+  check_finite(update, step);
+}
+
+void StepRule::check_finite(const OptimizerStep& update, std::int64_t step) const {
+  if (std::isfinite(update.learning_rate) && std::isfinite(update.momentum)) return;
+  // All ranks throw it: none has to be told.
+  breakdown_.end_untold(std::make_exception_ptr(ConfigurationError(fmt::format(
+      "schedule {} gives a learning rate of {} and a momentum of {} for step {}; both must be finite",
+      schedule_->describe(), update.learning_rate, update.momentum, step))));
+  breakdown_.throw_if_ended();
 }
 
 std::string StepRule::saved() const {

@@ -19,7 +19,9 @@ StepSequence::StepSequence(const Runtime& runtime, const Config& config, const M
       parts_(parts),
       breakdown_(breakdown),
       compute_(runtime.device().compute_stream()),
-      micro_batches_(parts.store.units().size()) {}
+      micro_batches_(parts.store.units().size()),
+      early_(parts.store, parts.boundary, parts.gatherer, parts.recorder.exposed(),
+             config.update == UpdateTime::as_reduced) {}
 
 // --- Micro-batches --------------------------------------------------------------------------------------
 
@@ -107,12 +109,14 @@ void StepSequence::close(const ConstTensorView& loss_sum, const ConstTensorView&
   if (!one_sequence_ || complete()) parts_.gatherer.end_sequence();
   if (config_.wall_clock_breakdown && !micro_batches_.any_open()) parts_.recorder.pass_times().end();
   parts_.reducer.end_micro_batch(micro_batch, micro_batch + 1 == config_.accumulation_steps);
+  early_.issue(/*submitted=*/false);
 }
 
 void StepSequence::end_step() {
   micro_batches_.restart();
   state_ = State::idle;
   parts_.reducer.begin_step();
+  early_.end_step();
   note_dropped_plans();
 }
 
@@ -243,6 +247,10 @@ void StepSequence::note_dropped_plans() {
 void StepSequence::acquire(int unit, bool of_micro_batch) {
   const std::string& name = name_of_unit(unit);
   require(in_pass(), "gather(" + name + ") outside a micro-batch");
+  require(!early_.updated(unit),
+          "gather(" + name +
+              ") behind its gradients of the step's last micro-batch: with tranche.update: "
+              "as_reduced its weights are those of the next step");
   // Backward begins with the first gradients of the micro-batch, and includes recomputation.
   const bool backward = !in_evaluation() && parts_.reducer.backward_begun(micro_batches_.current());
   set_phase(in_evaluation() ? "evaluate" : backward ? "backward" : "forward", name);
@@ -262,6 +270,7 @@ void StepSequence::release(std::int64_t micro_batch, int unit, bool unwinding) n
   try {
     micro_batches_.let_go(micro_batch, unit);
     parts_.gatherer.release(unit, unwinding ? Ahead::later : breakdown_.ended() ? Ahead::never : Ahead::now);
+    if (!unwinding && !breakdown_.ended()) early_.issue(/*submitted=*/false);
   } catch (...) {
     // A handle's release must not throw; the next call does.
     breakdown_.end(std::current_exception());
@@ -301,6 +310,7 @@ void StepSequence::require_turn(std::int64_t micro_batch, int unit) const {
 
 void StepSequence::submit_gradients(std::int64_t micro_batch, int unit) {
   parts_.reducer.submit(micro_batch, unit, /*last=*/micro_batch + 1 == config_.accumulation_steps);
+  early_.issue(/*submitted=*/true);
   note_call(unit, true);
 }
 

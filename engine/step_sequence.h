@@ -10,6 +10,7 @@
 
 #include "engine/breakdown.h"
 #include "engine/data_groups.h"
+#include "engine/early_updates.h"
 #include "engine/flat_updater.h"
 #include "engine/gradient_reducer.h"
 #include "engine/micro_batches.h"
@@ -43,6 +44,7 @@ class StepSequence {
     const FlatUpdater& updater;
     const StepScalars& scalars;
     const DataGroups& groups;
+    StepBoundary& boundary;
   };
   StepSequence(const Runtime& runtime, const Config& config, const ModelSpec& model, const Parts& parts,
                Breakdown& breakdown);
@@ -57,6 +59,9 @@ class StepSequence {
   bool in_pass() const { return micro_batches_.any_open() || in_inference(); }
   const MicroBatches& micro_batches() const { return micro_batches_; }
   /// True when all micro-batches of the step are closed.
+  /// Updates of the step that need no agreement of the ranks.
+  EarlyUpdates& early() { return early_; }
+  const EarlyUpdates& early() const { return early_; }
   bool complete() const { return in_step() && micro_batches_.closed() == config_.accumulation_steps; }
   /// With debug.compare_calls: a hash of the gathers and reductions so far.
   std::uint64_t calls() const { return calls_; }
@@ -128,6 +133,7 @@ class StepSequence {
   Stream& compute_;
   State state_ = State::idle;
   MicroBatches micro_batches_;
+  EarlyUpdates early_;
   bool one_sequence_ = false;  ///< gathers of all micro-batches of the step form one sequence, because
                                ///< several were open at once
   std::uint64_t calls_ = 0;

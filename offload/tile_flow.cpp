@@ -4,13 +4,16 @@
 #include <string>
 #include <utility>
 
-#include "core/clock.h"
 #include "core/thread.h"
 #include "tranche/core/error.h"
 
 namespace tranche::detail {
 
-TileFlow::TileFlow(BlockIo& io, std::vector<char*> buffers) : io_(io), buffers_(std::move(buffers)) {
+TileFlow::TileFlow(BlockIo& io, std::vector<char*> buffers, std::size_t at_once,
+                   std::shared_ptr<DiskMeter> meter)
+    : io_(io), meter_(std::move(meter)), buffers_(std::move(buffers)), at_once_(at_once) {
+  reads_.track = "tile reads";
+  writes_.track = "tile writes";
   for (Lane* lane : {&reads_, &writes_}) {
     lane->under_way.reserve(buffers_.size());  // started() must not allocate, or a transfer could be lost
   }
@@ -49,11 +52,20 @@ std::int64_t TileFlow::add(File& file, const std::vector<Tile>& tiles, bool read
   const std::int64_t position = first_ + static_cast<std::int64_t>(places_.size());
   for (const Tile& tile : tiles) places_.push_back({tile, &file, read, Stage::queued});
   start_reads();
+  tell_meter();
   return position;
 }
 
-// A tile can start once its buffer is free and no earlier tile may still write any of its bytes.
+void TileFlow::issued(std::int64_t position) noexcept {
+  const std::lock_guard lock(mutex_);
+  issued_ = std::max(issued_, position + 1);
+  tell_meter();
+}
+
+// A tile can start once its buffer is free, no earlier tile may still write any of its bytes, and not too
+// many are being read.
 bool TileFlow::can_start(std::int64_t position) {
+  if (at(position).read && reads_.under_way.size() >= at_once_) return false;
   const std::int64_t before = position - static_cast<std::int64_t>(buffers_.size());
   if (before >= first_ && at(before).stage != Stage::settled) return false;
   const Tile tile = at(position).tile;
@@ -90,9 +102,27 @@ void TileFlow::start_reads() {
 }
 
 void TileFlow::started(Lane& lane, IoTicket ticket, std::int64_t position) {
-  if (idle()) busy_since_ = seconds_now();
-  lane.under_way.push_back({ticket, position});
+  meter_->begin();
+  lane.under_way.push_back({ticket, position, meter_->trace() == nullptr ? 0 : meter_->now()});
   lane.arrived.notify_one();
+}
+
+// A lane's transfers are spans of one track, which must not overlap: each begins where the last one ended, if
+// it was in flight before.
+void TileFlow::ended(Lane& lane, const UnderWay& transfer) {
+  if (meter_->trace() != nullptr) {
+    const double now = meter_->now();
+    meter_->trace()->span(lane.track, "tile", std::max(transfer.begun, lane.ended), now);
+    lane.ended = now;
+  }
+  meter_->end();
+}
+
+void TileFlow::tell_meter() noexcept {
+  const std::int64_t end = first_ + static_cast<std::int64_t>(places_.size());
+  const std::int64_t next = std::max(issued_, first_);
+  meter_->set_tiles(!stopped_ && next < next_ && at(next).stage == Stage::in_memory,
+                    !stopped_ && next_ < end && at(next_).read);
 }
 
 void TileFlow::settle(std::int64_t position) {
@@ -117,16 +147,28 @@ void TileFlow::leave(std::int64_t position, bool write) {
   Place& place = at(position);
   if (!write) {
     settle(position);
+    tell_meter();
     return;
   }
-  try {
-    started(writes_, io_.write(*place.file, place.tile.offset, buffer_of(position), place.tile.bytes),
-            position);
-  } catch (...) {
-    stop_locked(std::current_exception());
-    throw;
+  left_.push_back(position);
+  place.stage = Stage::left;
+  start_writes();
+  check_not_stopped();
+}
+
+void TileFlow::start_writes() {
+  while (!stopped_ && !left_.empty() && writes_.under_way.size() < at_once_) {
+    const std::int64_t position = left_.front();
+    Place& place = at(position);
+    try {
+      started(writes_, io_.write(*place.file, place.tile.offset, buffer_of(position), place.tile.bytes),
+              position);
+    } catch (...) {
+      return stop_locked(std::current_exception());
+    }
+    place.stage = Stage::writing;
+    left_.pop_front();
   }
-  place.stage = Stage::writing;
 }
 
 void TileFlow::await_left(std::int64_t end) {
@@ -143,23 +185,26 @@ void TileFlow::stop(std::exception_ptr failure) noexcept {
 void TileFlow::stop_locked(std::exception_ptr failure) noexcept {
   if (!stopped_) failure_ = std::move(failure);
   stopped_ = true;
+  tell_meter();
   changed_.notify_all();
 }
 
 void TileFlow::cut(std::int64_t end) noexcept {
   const std::lock_guard lock(mutex_);
   while (first_ + static_cast<std::int64_t>(places_.size()) > std::max(end, next_)) places_.pop_back();
+  tell_meter();
 }
 
 void TileFlow::reset() noexcept {
   std::unique_lock lock(mutex_);
-  stopped_ = true;
-  changed_.wait(lock, [&] { return idle(); });
+  changed_.wait(lock, [&] { return (stopped_ || left_.empty()) && idle(); });
   first_ += static_cast<std::int64_t>(places_.size());
-  next_ = first_;
+  next_ = issued_ = first_;
   places_.clear();
+  left_.clear();
   failure_ = nullptr;
   stopped_ = false;
+  tell_meter();
 }
 
 void TileFlow::finish() noexcept {
@@ -191,26 +236,19 @@ void TileFlow::run(Lane& lane) {
     // The ticket is removed only after the wait, because the list names every transfer that may access
     // memory.
     lane.under_way.erase(lane.under_way.begin());
-    if (idle()) busy_seconds_ += seconds_now() - busy_since_;
     if (failure) {
       stop_locked(std::move(failure));
     } else if (at(oldest.position).stage == Stage::writing) {
       settle(oldest.position);
+      start_writes();
     } else {
       at(oldest.position).stage = Stage::in_memory;
+      start_reads();
     }
+    tell_meter();
+    ended(lane, oldest);  // behind what has begun instead, so that the disk is not idle between
     changed_.notify_all();
   }
-}
-
-double TileFlow::take_busy_seconds() {
-  const std::lock_guard lock(mutex_);
-  if (!idle()) {
-    const double now = seconds_now();
-    busy_seconds_ += now - busy_since_;
-    busy_since_ = now;
-  }
-  return std::exchange(busy_seconds_, 0.0);
 }
 
 }  // namespace tranche::detail

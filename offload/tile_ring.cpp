@@ -9,6 +9,7 @@
 
 #include "device/work_recorder.h"
 #include "offload/aligned_buffer.h"
+#include "offload/disk_meter.h"
 #include "offload/tile_flow.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
@@ -87,7 +88,10 @@ TileRegion reserve_region(SwapFile& file, std::int64_t elements, std::int64_t ti
 }
 
 struct TileRing::Impl {
-  Impl(TileRingOptions the_options, SwapFile& the_file) : options(the_options), file(the_file) {}
+  Impl(TileRingOptions the_options, SwapFile& the_file)
+      : options(std::move(the_options)),
+        file(the_file),
+        meter(options.meter ? options.meter : std::make_shared<DiskMeter>()) {}
 
   void check(bool fine, const char* what) const {
     if (!fine) throw LogicError(fmt::format("tile ring: {}", what));
@@ -130,6 +134,7 @@ struct TileRing::Impl {
 
   const TileRingOptions options;
   SwapFile& file;
+  const std::shared_ptr<DiskMeter> meter;
   std::vector<AlignedBuffer> buffers;
   std::vector<std::unique_ptr<RegisteredMemory>> registrations;
   std::shared_ptr<TileFlow> flow;  // null in a simulation
@@ -172,7 +177,10 @@ TileRing::TileRing(TileRingOptions options, SwapFile& file, BlockIo* io, MemoryR
     impl_->buffer_free.resize(static_cast<std::size_t>(options.buffers));
     impl_->tile_read.resize(static_cast<std::size_t>(options.buffers));
   }
-  if (!file.simulated()) impl_->flow = std::make_shared<TileFlow>(*io, std::move(addresses));
+  if (file.simulated()) return;
+  impl_->flow = std::make_shared<TileFlow>(
+      *io, std::move(addresses),
+      static_cast<std::size_t>(options.at_once > 0 ? options.at_once : options.buffers), impl_->meter);
 }
 
 TileRing::~TileRing() {
@@ -217,6 +225,7 @@ TileMemory TileRing::open(Stream& stream) {
   const TileRef ref = self.tiles[self.opened];
   const std::int64_t position = self.position + static_cast<std::int64_t>(self.opened);
   if (self.flow) {
+    self.flow->issued(position);
     self.enqueue(stream, "wait for tile", [position](TileFlow& flow) { flow.await_tile(position); });
   }
   if (self.options.recorder != nullptr) stream.wait(self.tile_read[self.buffer_of(self.opened)]);
@@ -302,7 +311,7 @@ TileRingCounts TileRing::counts() const {
 }
 
 double TileRing::take_busy_seconds() {
-  return impl_->flow ? impl_->flow->take_busy_seconds() : 0;
+  return impl_->flow ? impl_->meter->take().busy : 0;
 }
 
 }  // namespace tranche::detail

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "tranche/core/shape.h"
 
@@ -24,13 +25,14 @@ class Walk {
         config_(config),
         rates_(rates),
         weight_(static_cast<double>(size_of(config.precision.compute))) {
-    update();
+    if (config.update == UpdateTime::at_the_boundary) at_the_boundary_ = update(0);
   }
 
   /// Seconds that a step waits if its micro-batches have `tokens` tokens.
   double exposed(double tokens) const {
     const std::int64_t walked = std::min(config_.accumulation_steps, walked_micro_batches);
-    double waited = 0, now = 0, link = 0, disk = 0, out = weights_out_;
+    const Updates updates = at_the_boundary_ ? *at_the_boundary_ : update(tokens);
+    double waited = 0, now = 0, link = 0, disk = 0, out = updates.weights_out;
     std::vector<double> ends;            // end times of the visits that gathered
     std::vector<std::int64_t> gathered;  // elements of these visits and of the current one
     for (std::int64_t m = 0; m < walked; ++m) {
@@ -39,7 +41,7 @@ class Walk {
       for (const UnitVisit& visit : schedule_.visits) {
         const auto index = static_cast<std::size_t>(visit.unit);
         const OffloadUnit& unit = schedule_.units[index];
-        double ready = arrival_[index];
+        double ready = updates.arrival[index];
         const bool brings = parameters() != OffloadTier::none && visit.gathers && (m == 0 || !keeps());
         if (brings) {
           gathered.push_back(unit.gathered);
@@ -47,7 +49,10 @@ class Walk {
           double begin = !config_.overlap ? now : ends.size() < ahead ? 0.0 : ends[ends.size() - ahead];
           begin = std::max(begin, ready);
           const double bytes = static_cast<double>(unit.shard) * weight_;
-          if (parameters() == OffloadTier::nvme) begin = disk = std::max(disk, begin) + bytes / rates_.nvme;
+          if (unit.shard_in_host < unit.shard && parameters() == OffloadTier::nvme) {
+            begin = disk = std::max(disk, begin) +
+                           static_cast<double>(unit.shard - unit.shard_in_host) * weight_ / rates_.nvme;
+          }
           ready = link = std::max(link, begin) + bytes / rates_.host_link;
         }
         waited_here += std::max(0.0, ready - now);
@@ -79,22 +84,27 @@ class Walk {
         bytes.to_host += unit.stays * weight;
         if (config_.offload.optimizer == OffloadTier::nvme) {
           const std::int64_t tiles =
-              schedule_.passes * std::llround(static_cast<double>(unit.kept) * schedule_.state_bytes);
+              schedule_.passes *
+              std::llround(static_cast<double>(unit.kept - unit.state_in_host) * schedule_.state_bytes);
           bytes.nvme_read += tiles;
           bytes.nvme_written += tiles;
         }
       } else {
         bytes.to_host += away(unit) * weight;
       }
-      if (parameters() == OffloadTier::nvme) bytes.nvme_written += (away(unit) + unit.stays) * weight;
+      if (parameters() == OffloadTier::nvme) {
+        bytes.nvme_written += (away(unit) + unit.stays - unit.updated_in_host) * weight;
+      }
     }
     if (parameters() == OffloadTier::none) return bytes;
     for (const UnitVisit& visit : schedule_.visits) {
       if (!visit.gathers) continue;
-      const std::int64_t brought = schedule_.units[static_cast<std::size_t>(visit.unit)].shard * weight *
-                                   (keeps() ? 1 : config_.accumulation_steps);
-      bytes.from_host += brought;
-      if (parameters() == OffloadTier::nvme) bytes.nvme_read += brought;
+      const OffloadUnit& unit = schedule_.units[static_cast<std::size_t>(visit.unit)];
+      const std::int64_t times = keeps() ? 1 : config_.accumulation_steps;
+      bytes.from_host += unit.shard * weight * times;
+      if (parameters() == OffloadTier::nvme) {
+        bytes.nvme_read += (unit.shard - unit.shard_in_host) * weight * times;
+      }
     }
     return bytes;
   }
@@ -134,57 +144,99 @@ class Walk {
     return units;
   }
 
-  /// Computes when each unit's new weights have arrived where their next use reads them. Tiles pass through
-  /// the disk, the update and the copy one after another, in forward order. Time 0 is when the ranks have
-  /// agreed on the norm.
-  void update() {
-    double disk = 0, updated = 0, copied = 0;
-    const bool from_disk = config_.offload.optimizer == OffloadTier::nvme;
-    for (const OffloadUnit& unit : schedule_.units) {
-      double arrived = 0;
-      const std::int64_t pieces =
-          std::clamp<std::int64_t>(divide_round_up(unit.kept, config_.offload.tile_elements), 1, most_pieces);
-      const double elements = static_cast<double>(unit.kept) / static_cast<double>(pieces);
-      const double bytes = elements * weight_;
-      const double share =
-          static_cast<double>(away(unit)) / static_cast<double>(std::max<std::int64_t>(unit.kept, 1));
-      for (std::int64_t piece = 0; piece < pieces && unit.kept > 0; ++piece) {
-        if (unit.moves) {
-          if (from_disk) {
-            disk +=
-                2 * static_cast<double>(schedule_.passes) * elements * schedule_.state_bytes / rates_.nvme;
-            updated = std::max(updated, disk);
-          }
-          arrived = updated = updated + elements / rates_.host_update;
-          if (share < 1) {
-            arrived = copied = std::max(copied, updated) + bytes * (1 - share) / rates_.host_link;
-          }
-        } else if (share > 0) {
-          arrived = weights_out_ = weights_out_ + bytes * share / rates_.host_link;
-        }
-        if (parameters() == OffloadTier::nvme && share > 0) {
-          disk += bytes * share / rates_.nvme;
-          arrived = std::max(arrived, disk);
-        }
+  /// The effect of a step's updates on the next step, whose first micro-batch begins at time 0.
+  struct Updates {
+    std::vector<double> arrival;  ///< by unit: its new weights are where its next use finds them
+    double weights_out = 0;       ///< the link out is busy with weights that the device updated
+  };
+  /// The times until which each is busy.
+  struct Roads {
+    double disk = 0, host = 0, back = 0, out = 0;
+  };
+
+  /// Tiles pass the disk, the update and the copy one behind the other. At the boundary units are updated in
+  /// forward order, from the moment at which the norm is agreed; as reduced in the order in which their
+  /// gradients have gone out, while the last micro-batch computes.
+  Updates update(double tokens) const {
+    Updates updates;
+    updates.arrival.resize(schedule_.units.size());
+    Roads roads;
+    double end = 0;  // of the step
+    std::vector<char> done(schedule_.units.size());
+    if (config_.update == UpdateTime::as_reduced) {
+      double gradients_out = 0;
+      for (const UnitVisit& visit : schedule_.visits) {
+        end += visit.operations * tokens / rates_.operations;
+        const auto index = static_cast<std::size_t>(visit.unit);
+        const OffloadUnit& unit = schedule_.units[index];
+        if (!visit.ends_gradients) continue;
+        if (unit.moves)
+          gradients_out = std::max(gradients_out, end) + gradient_bytes(unit) / rates_.host_link;
+        updates.arrival[index] = update(unit, unit.moves ? gradients_out : end, roads);
+        done[index] = 1;
       }
-      const double sent = static_cast<double>(unit.stays) * weight_;
-      if (sent > 0) {
-        weights_out_ += sent / rates_.host_link;
-        if (parameters() == OffloadTier::nvme) disk += sent / rates_.nvme;
-        arrived = std::max({arrived, weights_out_, parameters() == OffloadTier::nvme ? disk : 0.0});
-      }
-      arrival_.push_back(arrived);
+      end = std::max(end, gradients_out);
     }
-    if (config_.overlap || arrival_.empty()) return;
-    std::fill(arrival_.begin(), arrival_.end(), *std::max_element(arrival_.begin(), arrival_.end()));
+    for (std::size_t i = 0; i < schedule_.units.size(); ++i) {
+      if (done[i] == 0) updates.arrival[i] = update(schedule_.units[i], end, roads);
+    }
+    for (double& arrival : updates.arrival) arrival = std::max(0.0, arrival - end);
+    updates.weights_out = std::max(0.0, roads.out - end);
+    if (config_.overlap || updates.arrival.empty()) return updates;
+    std::fill(updates.arrival.begin(), updates.arrival.end(),
+              *std::max_element(updates.arrival.begin(), updates.arrival.end()));
+    return updates;
+  }
+
+  /// Returns when the unit's new weights, whose update may begin at `begin`, are where they belong.
+  double update(const OffloadUnit& unit, double begin, Roads& roads) const {
+    const bool from_disk = config_.offload.optimizer == OffloadTier::nvme;
+    double arrived = 0;
+    const auto take = [&](double& road, double seconds) { return road = std::max(road, begin) + seconds; };
+    const std::int64_t pieces =
+        std::clamp<std::int64_t>(divide_round_up(unit.kept, config_.offload.tile_elements), 1, most_pieces);
+    const double elements = static_cast<double>(unit.kept) / static_cast<double>(pieces);
+    const double bytes = elements * weight_;
+    const auto of_kept = [&](std::int64_t some) {
+      return static_cast<double>(some) / static_cast<double>(std::max<std::int64_t>(unit.kept, 1));
+    };
+    const double share = of_kept(away(unit));
+    const double state_on_disk = 1 - of_kept(unit.state_in_host);
+    // The part of the weights that leave which goes to the disk.
+    const double written = static_cast<double>(away(unit) + unit.stays - unit.updated_in_host) /
+                           static_cast<double>(std::max<std::int64_t>(away(unit) + unit.stays, 1));
+    for (std::int64_t piece = 0; piece < pieces && unit.kept > 0; ++piece) {
+      if (unit.moves) {
+        if (from_disk && state_on_disk > 0) {
+          const double moved =
+              2 * static_cast<double>(schedule_.passes) * elements * state_on_disk * schedule_.state_bytes;
+          roads.host = std::max(roads.host, take(roads.disk, moved / rates_.nvme));
+        }
+        arrived = take(roads.host, elements / rates_.host_update);
+        if (share < 1) {
+          arrived = roads.back = std::max(roads.back, roads.host) + bytes * (1 - share) / rates_.host_link;
+        }
+      } else if (share > 0) {
+        arrived = take(roads.out, bytes * share / rates_.host_link);
+      }
+      if (parameters() == OffloadTier::nvme && share * written > 0) {
+        arrived = std::max(arrived, take(roads.disk, bytes * share * written / rates_.nvme));
+      }
+    }
+    const double sent = static_cast<double>(unit.stays) * weight_;
+    if (sent > 0) {
+      take(roads.out, sent / rates_.host_link);
+      if (parameters() == OffloadTier::nvme) take(roads.disk, sent * written / rates_.nvme);
+      arrived = std::max({arrived, roads.out, parameters() == OffloadTier::nvme ? roads.disk : 0.0});
+    }
+    return arrived;
   }
 
   const OffloadSchedule& schedule_;
   const Config& config_;
   const CostModel& rates_;
   const double weight_;
-  std::vector<double> arrival_;
-  double weights_out_ = 0;  ///< end of the copies to the host of weights that the device updated
+  std::optional<Updates> at_the_boundary_;  ///< the same for any number of tokens
 };
 
 }  // namespace

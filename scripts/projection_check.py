@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """projection_check.py PROGRAM [--machine F.json] [--repeats N] [--only TEXT] [--out F.md]: is the step time as `tranche plan` says?
 
-Runs 25 configurations on 1 and 2 ranks: stages, model sizes, dtypes, accumulation, no overlap, offload over links held to a speed. Every
+Runs 29 configurations on 1 and 2 ranks: stages, model sizes, dtypes, accumulation, no overlap, offload over links held to a speed and to the disk of the temporary folder. Every
 round calibrates (unless a machine file is given) and runs each once, so that repeats and calibrations are interleaved: the speed of a machine
 that others share changes within minutes. A repeat's step time is the median of its steps behind the third; a point's the median of its
 repeats, and its spread half of what lies between the largest and the smallest of them, over the point. What is predicted is the median over
@@ -30,6 +30,11 @@ def link(rate):
     return ["--offload-optimizer", "cpu", "--set", f"tranche.debug.host_link_bandwidth={rate}"]
 
 
+def nvme(*more):
+    return ["--offload-optimizer", "nvme", "--nvme-path", tempfile.gettempdir(), "--set", "gradient_clipping=0", *more]
+
+
+AS_REDUCED = ["--set", "tranche.update=as_reduced"]
 ACCUMULATE = ["--accumulate", "3"]
 SERIAL = ["--set", "zero_optimization.overlap_comm=false"]
 
@@ -47,6 +52,10 @@ POINTS = [
     (1, "middle", "fp32", 0, "link 200 MB/s", link("200000000")),
     (1, "large", "fp32", 0, "link 100 MB/s", link("100000000")),
     (1, "middle", "fp32", 0, "link 50 MB/s, 3 micro-batches", link("50000000") + ACCUMULATE),
+    (1, "large", "bf16", 0, "nvme", nvme()),
+    (1, "large", "bf16", 0, "nvme, as reduced", nvme(*AS_REDUCED)),
+    (1, "large", "bf16", 3, "nvme, weights too", nvme("--offload-param", "nvme")),
+    (1, "large", "bf16", 3, "nvme, weights too, as reduced", nvme("--offload-param", "nvme", *AS_REDUCED)),
     (2, "small", "fp32", 1, "", []),
     (2, "small", "fp32", 3, "", []),
     (2, "middle", "fp32", 0, "", []),
@@ -135,12 +144,12 @@ with open(path("text.txt"), "w", encoding="utf-8") as file:
 load_before = os.getloadavg()[0]
 machine_files = [options.machine] if options.machine else []
 points = [point for point in POINTS if options.only in title(point)
-          and not (options.processor_time and (point[0] > 1 or "link" in title(point)))]
+          and not (options.processor_time and (point[0] > 1 or "link" in title(point) or "nvme" in title(point)))]
 measured = [[] for _ in points]
 for round_number in range(options.repeats):
     if not options.machine:
         machine_files.append(path(f"machine-{round_number}.json"))
-        print(call(["calibrate", "--out", machine_files[-1], "--seconds", options.seconds]
+        print(call(["calibrate", "--out", machine_files[-1], "--seconds", options.seconds, "--dir", tempfile.gettempdir()]
                    + (["--threads", "1"] if options.processor_time else []), 1 if options.processor_time else 2), end="", flush=True)
     for times, point in zip(measured, points):
         times.append(measure(point))

@@ -67,6 +67,10 @@ ordered_json step_json(const StepResult& result) {
                         {"from_host_seconds", json_number(result.offload.from_host)},
                         {"host_update_seconds", json_number(result.offload.host_update)},
                         {"disk_seconds", json_number(result.offload.disk)}}},
+                      {"disk_idle",
+                       {{"nothing_asked_seconds", json_number(result.disk_idle.nothing_asked)},
+                        {"no_buffer_seconds", json_number(result.disk_idle.no_buffer)},
+                        {"norm_seconds", json_number(result.disk_idle.norm)}}},
                       {"offload_bytes", bytes_json(result.offload_traffic)}};
   if (result.noise.measured) {
     object["gradient_noise_scale"] = json_number(result.noise.scale);

@@ -854,6 +854,35 @@ TEST(Config, CopiesOfTheStateByDeepSpeedsKeys) {
               HasSubstr("tranche.replica_sum: 'never' is not one of micro_batch, step"));
 }
 
+TEST(Config, UpdatesBeforeTheNormNeedNothingOfIt) {
+  const auto problems = [](const std::string& json) {
+    return test::message_of<ConfigurationError>(
+        [&] { parse_config(json, 2, {"tranche.update=as_reduced"}); });
+  };
+  EXPECT_EQ(parse_config("{}", 2).update, UpdateTime::at_the_boundary);
+  EXPECT_THAT(parse_config("{}", 2).to_json(), Not(HasSubstr("\"update\"")));
+  const Config early = parse_config("{}", 2, {"tranche.update=as_reduced"});
+  EXPECT_EQ(early.update, UpdateTime::as_reduced);
+  EXPECT_EQ(parse_config(early.to_json(), 2).update, UpdateTime::as_reduced);
+  EXPECT_THAT(
+      problems(R"({"gradient_clipping": 0.5})"),
+      HasSubstr("tranche.update: not as_reduced with gradient_clipping 0.5, which needs the norm of all "
+                "gradients before the first update"));
+  EXPECT_THAT(problems(R"({"fp16": {"enabled": true}})"),
+              HasSubstr("tranche.update: not as_reduced with fp16, whose loss scale skips a step"));
+  EXPECT_THAT(
+      problems(R"({"tranche": {"gradient_noise_scale": true}})"),
+      HasSubstr("tranche.update: not as_reduced with tranche.gradient_noise_scale, which measures all"));
+  EXPECT_THAT(
+      problems(
+          R"({"tranche": {"activation_checkpointing": true}, "activation_checkpointing": {"cpu_checkpointing": true},
+              "zero_optimization": {"offload_optimizer": {"device": "cpu"}}})"),
+      HasSubstr("tranche.update: not as_reduced with activation_checkpointing.cpu_checkpointing beside "
+                "offload_optimizer, whose inputs of blocks would wait on the link"));
+  EXPECT_THAT(test::message_of<ConfigurationError>([] { parse_config("{}", 2, {"tranche.update=early"}); }),
+              HasSubstr("tranche.update: 'early' is not one of at_the_boundary, as_reduced"));
+}
+
 TEST(Config, OneBatchForEveryNumberOfRanks) {
   const std::string step =
       R"({"train_batch_size": 24, "train_micro_batch_size_per_gpu": 2, "tranche": {"world_size_invariant": true}})";

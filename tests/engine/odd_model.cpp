@@ -289,6 +289,7 @@ Config odd_config(const OddRun& run) {
   config.mesh = run.mesh;
   config.replicate = run.replicate;
   config.replica_sum = run.replica_sum;
+  config.update = run.update;
   config.collectives = run.collectives;
   config.device_transport = run.device_transport;
   config.offload = run.offload;
@@ -330,6 +331,7 @@ void train_odd_rank(const OddRun& run, int rank, const CommunicatorFactory& fact
         is_short = block % 5 == 2;
         without_samples = m * run.ranks + rank >= run.micro_batches;
       }
+      is_short = is_short && !run.whole_samples;
       odd_micro_batch(engine, block * run.samples_per_micro_batch,
                       run.samples_per_micro_batch - (is_short ? 1 : 0), without_samples ? "prime.c" : "");
     }

@@ -98,6 +98,8 @@ struct OddRun {
   std::string mesh = {};
   Replicate replicate = Replicate::all;
   ReplicaSum replica_sum = ReplicaSum::micro_batch;
+  UpdateTime update = UpdateTime::at_the_boundary;
+  bool whole_samples = false;  ///< every rank's micro-batches learn from all tokens
   std::string collectives = "auto";
   std::string device_transport = "auto";  ///< transport between GPUs
   DeviceKind device = DeviceKind::cpu;

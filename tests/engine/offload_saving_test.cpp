@@ -76,6 +76,32 @@ TEST_F(OffloadSaving, StepsGoOnAndTheCheckpointHoldsWhatWasThen) {
   }
 }
 
+// Units are updated before the ranks agree, the tiles of the last one first: each is copied before its
+// update.
+TEST_F(OffloadSaving, UpdatesAsGradientsAreReducedLeaveTheCheckpointAsItWas) {
+  for (const OffloadTier parameters : {OffloadTier::none, OffloadTier::nvme}) {
+    OddRun run = setup(2, 3, OffloadTier::nvme, parameters);
+    run.clipping = 0;
+    const std::vector<kernels::Digest> expected = undisturbed(run, 5);
+    run.update = UpdateTime::as_reduced;
+    const std::string folder = path(std::string(name_of(parameters)));
+    on_tiled_ranks(run, [&](Engine& engine, Runtime& runtime) {
+      for (int step = 0; step < 2; ++step) (void)one_step(engine, runtime);
+      engine.save(folder);
+      EXPECT_TRUE(engine.saving());
+      for (int step = 2; step < 5; ++step) (void)one_step(engine, runtime);
+      EXPECT_EQ(engine.state_digest(), expected[5]);
+      (void)engine.finish_saving();
+      engine.load(folder + "/step-00000002");
+      for (int step = 2; step < 5; ++step) (void)one_step(engine, runtime);
+      EXPECT_EQ(engine.state_digest(), expected[5]);
+    });
+    run.clipping = 1;  // of a run that reads it at the boundary
+    run.update = UpdateTime::at_the_boundary;
+    EXPECT_EQ(stored(run, folder + "/step-00000002"), expected[2]);
+  }
+}
+
 TEST_F(OffloadSaving, NeitherSaveNorWhatWaitsForItBehindAStepTouchesTheNvmeTier) {
   for (const int ranks : {1, 2}) {
     const OddRun run = setup(ranks, 2);

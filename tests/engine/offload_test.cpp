@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "core/clock.h"
 #include "odd_model.h"
+#include "on_ranks.h"
 #include "partition/flat_layout.h"
 #include "same_bits.h"
 #include "tests/core/rounds.h"
@@ -78,6 +80,44 @@ TEST_P(Offload, GivesTheSameBitsWithAnyShareTileAndEngine) {
     if (!swept(i + base.ranks)) continue;
     expect_same(expected, train_odd(run), run, Skips::as_expected);
     if (HasFailure()) return;
+  }
+}
+
+TEST(Offload, TellsHowLongTheDiskWasBusyAndIdle) {
+  for (const OffloadTier tier : {OffloadTier::nvme, OffloadTier::cpu}) {
+    OddRun run;
+    run.stage = 3;
+    run.offload = offloaded(tier, tier);
+    on_ranks(
+        run,
+        [&](Engine& engine, Runtime& runtime) {
+          double called = 0, returned = 0;
+          for (int step = 0; step < 4; ++step) {
+            whole_step(engine, runtime, step);
+            const double calls = detail::seconds_now();
+            const StepResult result = engine.step();
+            const DiskIdleSeconds& idle = result.disk_idle;
+            const double sum = result.offload.disk + idle.nothing_asked + idle.no_buffer + idle.norm;
+            EXPECT_EQ(sum > 0, tier == OffloadTier::nvme);
+            EXPECT_EQ(result.offload.disk > 0, tier == OffloadTier::nvme);
+            if (tier == OffloadTier::nvme && step > 0) {
+              EXPECT_GE(sum, calls - returned - 1e-9) << "every moment since the step before has a state";
+              EXPECT_LE(sum, detail::seconds_now() - called + 1e-9) << "and one alone";
+            }
+            called = calls;
+            returned = detail::seconds_now();
+          }
+          const std::string trace = runtime.trace()->to_json();
+          for (const char* row : {"tile reads", "tile writes", "disk reads", "disk writes", "disk idle"}) {
+            const auto track = ::testing::HasSubstr(R"("args":{"name":")" + std::string(row) + "\"}");
+            if (tier == OffloadTier::nvme) {
+              EXPECT_THAT(trace, track);
+            } else {
+              EXPECT_THAT(trace, ::testing::Not(track));
+            }
+          }
+        },
+        [](Config&, RuntimeOptions& options) { options.trace = true; });
   }
 }
 

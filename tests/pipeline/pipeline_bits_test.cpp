@@ -231,6 +231,43 @@ TEST(Pipeline, HasTheBitsOfOneRankWithReplicas) {
   }
 }
 
+// Units are updated while the backward pass goes on, on every mesh and under every schedule: with the bits of
+// updates at the boundary of the same mesh.
+TEST(Pipeline, HasTheSameBitsWithUpdatesAsGradientsAreReduced) {
+  struct Case {
+    const char* mesh;
+    int ranks, stage;
+    const char* schedule = "1f1b";
+    bool llama = false;
+    OffloadTier optimizer = OffloadTier::nvme, parameters = OffloadTier::none;
+  };
+  for (const Case& c :
+       {Case{"pipeline=2", 2, 0}, Case{"pipeline=3", 3, 1, "afab", false, OffloadTier::cpu},
+        Case{"pipeline=2, shard=2", 4, 2, "interleaved"},
+        Case{"pipeline=2, shard=2", 4, 3, "breadth-first", false, OffloadTier::cpu},
+        Case{"pipeline=3", 3, 3, "zb-h1"}, Case{"pipeline=2", 2, 1, "zb-v", false, OffloadTier::none},
+        Case{"replicate=2, pipeline=2", 4, 3},
+        Case{"pipeline=2, tensor=2", 4, 1, "1f1b", true, OffloadTier::cpu},
+        Case{"shard=2, tensor=2", 4, 3, "1f1b", true, OffloadTier::nvme, OffloadTier::nvme}}) {
+    const std::shared_ptr<const LanguageModel> model = narrow_model(c.llama, 4);
+    for (const ReductionPolicy policy : policies) {
+      Config config = pipeline_config(DataType::bfloat16, c.stage, policy);
+      config.gradient_clipping = 0;
+      config.gather_for = c.stage == 3 && c.optimizer == OffloadTier::nvme ? GatherFor::step : GatherFor::use;
+      const auto trains = [&] {
+        return trained(*model, config, c.mesh, c.ranks, c.schedule, /*ignored=*/false);
+      };
+      const Bits expected = trains();
+      config.update = UpdateTime::as_reduced;
+      config.offload.optimizer = c.optimizer;
+      config.offload.parameters = c.parameters;
+      config.offload.nvme_path = std::filesystem::temp_directory_path().string();
+      EXPECT_TRUE(trains() == expected)
+          << c.mesh << ", stage " << c.stage << ", " << c.schedule << ", " << name_of(policy);
+    }
+  }
+}
+
 // Gradients of tied tensors, which are added by use, are sent in the communication dtype on every mesh.
 TEST(Pipeline, HasTheBitsOfOneStageWithInt8Blocks) {
   for (const bool llama : {false, true}) {

@@ -60,9 +60,10 @@ inline Config pipeline_config(DataType dtype, int stage, ReductionPolicy policy,
 /// Data of a step; each micro-batch has its own memory, because several are active at once.
 struct StepData {
   std::vector<TokenData> places;
-  StepData(Engine& engine, std::int64_t vocabulary)
+  /// `ignored`: some tokens are not learned.
+  StepData(Engine& engine, std::int64_t vocabulary, bool ignored = true)
       : places(static_cast<std::size_t>(engine.config().accumulation_steps),
-               TokenData(time_steps, vocabulary, true)) {}
+               TokenData(time_steps, vocabulary, ignored)) {}
   TokenBatch draw(Engine& engine, std::int64_t m) {
     const Mesh& mesh = engine.runtime().mesh();
     TokenData& data = places[static_cast<std::size_t>(m)];
@@ -71,16 +72,16 @@ struct StepData {
   }
 };
 
-inline StepResult train(Engine& engine, const LanguageModel& model) {
-  StepData data(engine, model.shape().vocabulary);
+inline StepResult train(Engine& engine, const LanguageModel& model, bool ignored = true) {
+  StepData data(engine, model.shape().vocabulary, ignored);
   train_step(model, engine, [&](std::int64_t m) { return data.draw(engine, m); });
   return engine.step();
 }
 
-inline Bits bits_of(Engine& engine, const LanguageModel& model) {
+inline Bits bits_of(Engine& engine, const LanguageModel& model, bool ignored = true) {
   Bits mine;
   for (int step = 0; step < steps; ++step) {
-    const StepResult result = train(engine, model);
+    const StepResult result = train(engine, model, ignored);
     mine.losses.push_back(result.loss);
     mine.norms.push_back(result.gradient_norm);
   }
@@ -99,13 +100,13 @@ inline Bits bits_of(Engine& engine, const LanguageModel& model) {
 
 /// The results of every rank of the mesh, which must agree.
 inline Bits trained(const LanguageModel& model, Config config, const std::string& mesh, int ranks,
-                    const std::string& schedule = "1f1b") {
+                    const std::string& schedule = "1f1b", bool ignored = true) {
   config.mesh = mesh;
   config.pipeline_schedule = schedule;
   std::vector<Bits> all;
   std::mutex mutex;
   on_ranks(ranks, model.spec(time_steps), config, [&](Engine& engine) {
-    Bits mine = bits_of(engine, model);
+    Bits mine = bits_of(engine, model, ignored);
     const std::lock_guard lock(mutex);
     all.push_back(std::move(mine));
   });

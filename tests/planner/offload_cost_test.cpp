@@ -81,6 +81,25 @@ TEST(OffloadCost, TheSlowestRoadDecides) {
   EXPECT_DOUBLE_EQ(disk.busy.host_update, 11000 * 4.0);
 }
 
+TEST(OffloadCost, TheBackwardPassHidesUpdatesAsReduced) {
+  // The update of a unit takes 1000 s. At 6 tokens forward hides 600 s a block, backward 1200.
+  const CostModel slow_update{1e30, 1, 1e30, 1e30, 1};
+  Config config = configuration(OffloadTier::cpu);
+  EXPECT_NEAR(offload_cost(schedule(), config, 6, slow_update).exposed, 2000 + 9 * 400, 1);
+  config.update = UpdateTime::as_reduced;
+  const OffloadCost early = offload_cost(schedule(), config, 6, slow_update);
+  EXPECT_NEAR(early.exposed, 2000, 1)
+      << "of the embedding and the first block, complete last and wanted first";
+  EXPECT_NEAR(early.least_exposed, 2000, 1);
+  // 11 updates behind a step's one gradient that matters: backward and the next forward hide all they can.
+  EXPECT_NEAR(offload_cost(schedule(), config, 1, slow_update).exposed, 11000 - 200 * 9, 1);
+
+  // The disk reads and writes 24 bytes an element, 1000 s a unit too.
+  const CostModel slow_disk{1e30, 1, 1e30, 24, 1e30};
+  config.offload.optimizer = OffloadTier::nvme;
+  EXPECT_NEAR(offload_cost(schedule(), config, 6, slow_disk).exposed, 2000, 1);
+}
+
 TEST(OffloadCost, WhatStaysOnTheDeviceWaitsForNothing) {
   OffloadSchedule model = schedule();
   model.units[0].moves = model.units[1].moves = false;

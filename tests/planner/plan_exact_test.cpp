@@ -162,6 +162,7 @@ PlanRequest draw(std::uint64_t number) {
   offload.tile_elements = 4096 * (1 + pick(3));
   offload.tile_buffers = 3 + pick(3);
   offload.parameter_buffers = 2 + pick(3);
+  offload.host_state = pick(2) == 0 ? 0 : 4096 * pick(200);
   offload.nvme_path = std::filesystem::temp_directory_path().string();
   // A third of the draws have replicas of the state, if the number of ranks is divisible.
   const int shards = 1 + pick(4);
@@ -748,7 +749,13 @@ TEST(PlanOfTheProgram, EqualsTheReport) {
       {"--dtype", "fp16", "--set", "tranche.vocabulary_chunk=100", "--set", "optimizer.type=\"SGD\""},
       {"--offload-optimizer", "cpu", "--offload-ratio", "0.5"},
       {"--stage", "3", "--accumulate", "2", "--offload-optimizer", "nvme", "--offload-param", "nvme",
-       "--nvme-path", folder.path("")}};
+       "--nvme-path", folder.path(""), "--host-state", "0"},
+      {"--stage", "3", "--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path",
+       folder.path(""), "--host-state", "200000"},
+      // All of it fits in free memory.
+      {"--stage", "3", "--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path",
+       folder.path("")},
+      {"--offload-optimizer", "nvme", "--nvme-path", folder.path(""), "--host-memory", "1MiB"}};
   for (const std::vector<std::string>& flags : drawn) {
     const std::string report = folder.path("r.json");
     std::vector<std::string> more = flags;

@@ -408,6 +408,29 @@ TEST(Projected, OffloadedStateIsExposedOnSlowRoads) {
   EXPECT_LT(nvme.step.total(), 1.2 * disk);
 }
 
+TEST(Projected, TheBackwardPassHidesUpdatesAsReduced) {
+  PlanRequest request = request_of(1, 0, true);
+  request.config.gradient_clipping = 0;
+  request.config.offload.optimizer = OffloadTier::nvme;
+  request.config.offload.tile_elements = 4096;  // many more tiles than buffers
+  request.config.offload.nvme_path = "/tmp";
+  Machine machine = machine_of(1);
+  machine.host_link.bytes_per_second = 1e12;
+  machine.disk = LinkRate{1e15, 0};
+  const double compute = projected(request, machine).step.compute;
+  const PlanResult plan = plan_run(request);
+  const auto bytes = static_cast<double>(plan.offload_bytes.nvme_read + plan.offload_bytes.nvme_written);
+  // The disk is busy for as long as a step computes. At the boundary only the next forward pass hides it.
+  machine.disk = LinkRate{bytes / compute, 0};
+  const Projection at_the_boundary = projected(request, machine);
+  request.config.update = UpdateTime::as_reduced;
+  const Projection as_reduced = projected(request, machine);
+  EXPECT_GT(at_the_boundary.step.total(), 1.3 * compute);
+  EXPECT_LT(as_reduced.step.total(), 0.95 * at_the_boundary.step.total());
+  EXPECT_GE(as_reduced.step.total(), compute);
+  EXPECT_EQ(plan_run(request).offload_bytes.nvme_read, plan.offload_bytes.nvme_read);
+}
+
 // --- The program -------------------------------------------------------------------------------------------
 
 std::vector<std::string> plan_arguments(const std::vector<std::string>& more) {

@@ -1,5 +1,6 @@
 #include "tools/train/offload_summary.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 namespace tranche::tools {
@@ -20,6 +21,15 @@ TEST(OffloadSummary, SaysWhatIsExposedBesideTheBound) {
             "offload: 20.0 ms of a step of 100 ms exposed (20.0%); bound 90.0 ms, the longest of compute "
             "75.0, copies "
             "out 50.0, copies back 25.0, host update 90.0, disk 5.10");
+}
+
+TEST(OffloadSummary, SaysWhyTheDiskWasIdle) {
+  StepResult result = step(1);
+  result.offload.disk = 0.060;
+  result.disk_idle = {0.010, 0.020, 0.030};
+  EXPECT_THAT(OffloadSummary::line_of(result),
+              ::testing::EndsWith("disk 60.0; disk idle 50.0% of the time: nothing asked for 8.3%, no buffer "
+                                  "free 16.7%, waiting for the norm 25.0%"));
 }
 
 TEST(OffloadSummary, LeavesTheFirstTwoStepsOutOnceThereAreOthers) {

@@ -108,11 +108,15 @@ TEST(Program, ReportHasEveryKeyOfItsSchema) {
                        {"exposed_offload_seconds", number_float},
                        {"exposed_message_seconds", number_float},
                        {"offload", object},
+                       {"disk_idle", object},
                        {"offload_bytes", object}});
     expect_keys(step["offload"], {{"to_host_seconds", number_float},
                                   {"from_host_seconds", number_float},
                                   {"host_update_seconds", number_float},
                                   {"disk_seconds", number_float}});
+    expect_keys(step["disk_idle"], {{"nothing_asked_seconds", number_float},
+                                    {"no_buffer_seconds", number_float},
+                                    {"norm_seconds", number_float}});
     expect_keys(step["offload_bytes"], {{"to_host", number_integer},
                                         {"from_host", number_integer},
                                         {"nvme_read", number_integer},
@@ -176,11 +180,27 @@ TEST(Program, OffloadChangesNoBitAndSaysWhatItMoves) {
   EXPECT_THAT(
       out, AllOf(HasSubstr("between tiers in a step, rank 0: "), HasSubstr("offload: "), HasSubstr("bound "),
                  HasSubstr("in host memory ("), HasSubstr("host link per step"), Not(HasSubstr("nvme"))));
-  const json nvme =
-      report({"--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path", swap}, &out);
+  const std::vector<std::string> on_nvme{"--offload-optimizer", "nvme", "--offload-param", "nvme",
+                                         "--nvme-path",         swap,   "--host-state"};
+  const auto with_host_state = [&](const char* bytes) {
+    std::vector<std::string> flags = on_nvme;
+    flags.emplace_back(bytes);
+    return report(flags, &out);
+  };
+  const json automatic = with_host_state("auto");
+  EXPECT_THAT(
+      out, AllOf(HasSubstr(" of state that is asked for on nvme stay in host memory: tranche.host_state is "),
+                 HasSubstr(", as auto finds "), HasSubstr("; 0 has all on the disk"),
+                 Not(HasSubstr("on nvme ("))));
+  EXPECT_EQ(automatic["steps"].back()["offload_bytes"]["nvme_read"], 0);
+  const json partly = with_host_state("200KiB");
+  EXPECT_GT(partly["steps"].back()["offload_bytes"]["nvme_read"], 0);
+  const json nvme = with_host_state("0");
+  EXPECT_GT(nvme["steps"].back()["offload_bytes"]["nvme_read"],
+            partly["steps"].back()["offload_bytes"]["nvme_read"]);
   EXPECT_THAT(out, AllOf(HasSubstr(" read from nvme, "), HasSubstr("swap file"), HasSubstr("on nvme ("),
                          HasSubstr("nvme per step")));
-  for (const json& other : {cpu, nvme}) {
+  for (const json& other : {cpu, automatic, partly, nvme}) {
     EXPECT_EQ(other["weights_digest"], plain["weights_digest"]);
     EXPECT_EQ(other["state_digest"], plain["state_digest"]);
     EXPECT_EQ(other["validation_loss"], plain["validation_loss"]);

@@ -640,11 +640,13 @@ def killed_behind(arguments, ranks, checkpoints, step):
 def suite_offload():
     """The bits are equal wherever state lives, and every tier has the planned bytes."""
     os.mkdir(path("swap"))
-    swap = ["--nvme-path", path("swap")]
+    swap = ["--nvme-path", path("swap"), "--host-state", "0"]
     model = ["--model", MODEL, "--sequence", "13", "--set", "tranche.workspace=8MiB", "--set", "tranche.communication_slab=1MiB"]
     rows = ((1, 0, "bf16", 1), (2, 1, "fp32", 3), (2, 3, "bf16", 2))
     moved = [["--offload-optimizer", "cpu"], ["--offload-optimizer", "nvme"] + swap, ["--offload-optimizer", "cpu", "--offload-ratio", "0.5"]]
-    moved_weights = [["--offload-param", "cpu"], ["--offload-optimizer", "nvme", "--offload-param", "nvme"] + swap]
+    moved_weights = [["--offload-param", "cpu"], ["--offload-optimizer", "nvme", "--offload-param", "nvme"] + swap,
+                     ["--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path", path("swap"), "--host-state", "100KiB"],
+                     ["--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path", path("swap")]]
     chosen = part([(row, flags) for row in rows for flags in moved + (moved_weights if row[1] == 3 else [])],
                   axes=lambda item: (item[0], " ".join(item[1])), name=lambda item: f"stage {item[0][1]} {' '.join(item[1])}")
     for row in rows:

@@ -29,6 +29,9 @@ void OffloadSummary::Sums::add(const StepResult& result) {
   from_host += result.offload.from_host;
   host_update += result.offload.host_update;
   disk += result.offload.disk;
+  disk_idle.nothing_asked += result.disk_idle.nothing_asked;
+  disk_idle.no_buffer += result.disk_idle.no_buffer;
+  disk_idle.norm += result.disk_idle.norm;
 }
 
 std::string OffloadSummary::Sums::text() const {
@@ -43,6 +46,15 @@ std::string OffloadSummary::Sums::text() const {
   for (const auto& [name, mean] : roads) {
     bound = std::max(bound, mean);
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, in_milliseconds(mean));
+  }
+  const double idle = disk_idle.nothing_asked + disk_idle.no_buffer + disk_idle.norm;
+  if (idle > 0) {
+    const auto percent = [&](double part) { return 100 * part / (disk + idle); };
+    text += fmt::format(
+        "; disk idle {:.1f}% of the time: nothing asked for {:.1f}%, no buffer free {:.1f}%, waiting for the "
+        "norm {:.1f}%",
+        percent(idle), percent(disk_idle.nothing_asked), percent(disk_idle.no_buffer),
+        percent(disk_idle.norm));
   }
   return fmt::format("offload: {} ms of a step of {} ms exposed ({:.1f}%); bound {} ms, the longest of {}",
                      in_milliseconds(exposed / steps), in_milliseconds(seconds / steps),

@@ -69,6 +69,13 @@ std::string_view name_of(ContextExchange exchange);
 enum class GatherFor : std::uint8_t { use, step };
 std::string_view name_of(GatherFor gather_for);
 
+/// When a step updates a unit. at_the_boundary: in step(), once the ranks have agreed on the gradients.
+/// as_reduced: once its gradient is complete, while the backward pass of the step's last micro-batch goes on.
+/// The bits are the same. A gradient that is not finite then ends the engine, where it would be skipped at
+/// the boundary.
+enum class UpdateTime : std::uint8_t { at_the_boundary, as_reduced };
+std::string_view name_of(UpdateTime time);
+
 /// The optimizer's type and parameters, as read; `make_optimizer()` builds it.
 struct OptimizerConfig {
   std::string type = "AdamW";  ///< a name of rule_types()
@@ -146,6 +153,7 @@ struct Config {
   }
   Replicate replicate = Replicate::all;  ///< stages 1 to 3
   ReplicaSum replica_sum = ReplicaSum::micro_batch;
+  UpdateTime update = UpdateTime::at_the_boundary;  ///< `tranche.update`
   TieSum tie_sum = TieSum::together;  ///< validate_config() sets by_use where the mesh has a pipeline
   PipelineCuts pipeline_cuts = PipelineCuts::balanced;
   std::string pipeline_cuts_key = "tranche.pipeline_cuts";  ///< the key that set it, for messages

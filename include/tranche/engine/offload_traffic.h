@@ -20,4 +20,13 @@ struct OffloadSeconds {
   double disk = 0;
 };
 
+/// Seconds since the step before in which this rank had no transfer between memory and disk in flight, by the
+/// first reason that held. With OffloadSeconds::disk they add up to the time since then.
+struct DiskIdleSeconds {
+  double nothing_asked = 0;  ///< neither of the others
+  double no_buffer = 0;      ///< a read waited for memory or bytes that were still in use
+  double norm = 0;  ///< a tile of state was in memory, and its update could not be issued: the ranks had not
+                    ///< agreed on the step, or (tranche.update: as_reduced) its gradient was not complete
+};
+
 }  // namespace tranche

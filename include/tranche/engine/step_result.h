@@ -43,6 +43,7 @@ struct StepResult {
   double update_seconds = 0;  ///< norm, agreement of the ranks and update, after the gradients were available
   double between_seconds = 0;      ///< from the end of the step before to the first begin_micro_batch()
   OffloadSeconds offload;          ///< busy times of offloading in this step; they overlap
+  DiskIdleSeconds disk_idle;       ///< zero without the nvme tier
   OffloadTraffic offload_traffic;  ///< bytes that offloading moved
   std::string saved;            ///< path of the checkpoint that became complete in this step; otherwise empty
   bool stop_requested = false;  ///< a rank called request_stop() before the ranks agreed on this step
