@@ -90,9 +90,9 @@ std::int64_t staged_beside(const PlanRequest& all, const PlanRequest& planned) {
 /// What the rank that needs most takes, found by all processes together: each plans its `ranks`, and they
 /// agree on each number, so that all go through the same plans. An error of one is thrown once all are
 /// through.
-class Search {
+class HostNeed {
  public:
-  Search(const PlanRequest& request, std::vector<int> ranks, const MostOfAll& most)
+  HostNeed(const PlanRequest& request, std::vector<int> ranks, const MostOfAll& most)
       : request_(with_few_micro_batches(request)),
         staged_(staged_beside(request, request_)),
         ranks_(std::move(ranks)),
@@ -185,19 +185,19 @@ void resolve(PlanRequest& request, std::vector<int> ranks, const MostOfAll& most
     offload.host_state_reason = ", as auto finds no limit of host memory (--host-memory gives one)";
     return;
   }
-  Search search(request, std::move(ranks), most);
-  const std::int64_t to_load = search.to_load();
-  const std::int64_t beside = search.host(0) + to_load, asked = search.asked();
+  HostNeed need(request, std::move(ranks), most);
+  const std::int64_t to_load = need.to_load();
+  const std::int64_t beside = need.host(0) + to_load, asked = need.asked();
   std::int64_t fits = 0;  // the most that a plan has found to fit
   std::int64_t next = std::clamp<std::int64_t>(allowed - beside, 0, asked);
   // State that stays needs no buffers on its way from the disk, so that more may fit than was left.
   for (int round = 0; round < most_rounds && next > fits; ++round) {
-    const std::int64_t left = allowed - to_load - search.host(next);
+    const std::int64_t left = allowed - to_load - need.host(next);
     if (left >= 0) fits = next;
     if (left >= 0 && left < least_gain) break;
     next = std::clamp<std::int64_t>(next + left, 0, asked);
   }
-  search.rethrow();
+  need.rethrow();
   offload.host_state = fits;
   offload.host_state_reason =
       fmt::format(", as auto finds {} a rank ({}), of which all else takes {}; 0 has all on the disk",
