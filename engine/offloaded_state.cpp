@@ -169,13 +169,12 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units) {
   if (!simulated()) open_io();
   if (largest_tile > 0) {
     const int buffers = offload.tile_buffers + more_tile_buffers(units, largest_tile);
-    ring_ = std::make_unique<TileRing>(
-        TileRingOptions{.buffers = buffers,
-                        .buffer_bytes = largest_tile,
-                        .recorder = host_->recorder(),
-                        .at_once = offload.tile_buffers,
-                        .meter = disk_},
-        *swap_, io_.get(), resources_.host_memory);
+    ring_ = std::make_unique<TileRing>(TileRingOptions{.buffers = buffers,
+                                                       .buffer_bytes = largest_tile,
+                                                       .recorder = host_->recorder(),
+                                                       .at_once = offload.tile_buffers,
+                                                       .meter = disk_},
+                                       *swap_, io_.get(), resources_.host_memory);
   }
   return io_ ? io_->fallback_reason() : std::string();
 }

@@ -46,7 +46,8 @@ struct OffloadOptions {
   double link_bytes_per_second = 0;  ///< a limit of each way, for tests; 0: none
   TraceRecorder* trace = nullptr;
   int host_threads = 1;
-  bool reads_ahead = true;  ///< false for a rule with sums over whole tensors: its reads begin with the update
+  bool reads_ahead =
+      true;  ///< false for a rule with sums over whole tensors: its reads begin with the update
 };
 
 class OffloadedState {

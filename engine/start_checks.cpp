@@ -107,12 +107,11 @@ void check_host_memory(const Runtime& runtime, const Config& config, const State
   const AvailableMemory available = available_memory();
   const std::int64_t sharing = std::max(1, runtime.all().local_size());
   if (needed * sharing <= available.bytes) return;
-  throw OutOfMemory(
-      "model state takes " + format_bytes(needed) + " of host memory on each of " + std::to_string(sharing) +
-      " ranks of this node, " + format_bytes(needed * sharing) + " together, but " +
-      format_bytes(available.bytes) + " are " +
-      (available.of_group ? "left by the control group's limit" : "available") +
-      advice_on_host_memory(config.offload));
+  throw OutOfMemory("model state takes " + format_bytes(needed) + " of host memory on each of " +
+                    std::to_string(sharing) + " ranks of this node, " + format_bytes(needed * sharing) +
+                    " together, but " + format_bytes(available.bytes) + " are " +
+                    (available.of_group ? "left by the control group's limit" : "available") +
+                    advice_on_host_memory(config.offload));
 }
 
 }  // namespace tranche::detail

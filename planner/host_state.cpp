@@ -26,7 +26,7 @@ constexpr int most_rounds = 6;
 constexpr std::int64_t least_gain = std::int64_t{1} << 20;
 constexpr std::int64_t most_margin = std::int64_t{4} << 30;
 constexpr std::int64_t no_limit = std::numeric_limits<std::int64_t>::max();
-/// What a rank takes whose plan failed: more than any limit, and less than a sum overflows at.
+/// Stands for a rank whose plan failed: more than any limit, and less than overflows a sum.
 constexpr std::int64_t beyond_all = std::int64_t{1} << 61;
 
 /// One rank of each class whose plans may differ.
@@ -47,8 +47,8 @@ std::int64_t bytes_to_load(const PlanRequest& request) {
   const Config config = checked_config(request);
   const OffloadConfig& offload = config.offload;
   const detail::Placement placement = detail::place(planned_spec(request), config, request.ranks);
-  const bool on_gpu = request.device == DeviceKind::cuda &&
-                      (offload.optimizer == OffloadTier::none || offload.ratio < 1);
+  const bool on_gpu =
+      request.device == DeviceKind::cuda && (offload.optimizer == OffloadTier::none || offload.ratio < 1);
   // Master weights in halves are put together in host memory; what lies in tiles has whole ones.
   const bool halves = config.precision.master == MasterFormat::split &&
                       (offload.optimizer != OffloadTier::nvme || offload.ratio < 1);
@@ -87,9 +87,9 @@ std::int64_t staged_beside(const PlanRequest& all, const PlanRequest& planned) {
   return left_out * (all.documents ? 4 : 2) * 4 * tokens + memory_alignment;
 }
 
-/// What the rank that needs most takes, found by all processes together: each plans its `ranks`, and they
-/// agree on each number, so that all go through the same plans. An error of one is thrown once all are
-/// through.
+/// The host memory of the rank that needs most, found by all processes together: each plans its `ranks`, and
+/// they agree on each number, so that all go through the same plans. An error of one is thrown once all have
+/// finished.
 class HostNeed {
  public:
   HostNeed(const PlanRequest& request, std::vector<int> ranks, const MostOfAll& most)
@@ -111,8 +111,8 @@ class HostNeed {
         const PlanResult plan = plan_run(request_);
         // The device memory of a CPU is the host's, and has no part in a limit that is given.
         const bool device = request_.device == DeviceKind::cpu && request_.host_memory.found_here();
-        most = std::max(most, staged_ + plan.tier(Tier::host).peak +
-                                  (device ? plan.tier(Tier::device).peak : 0));
+        most = std::max(most,
+                        staged_ + plan.tier(Tier::host).peak + (device ? plan.tier(Tier::device).peak : 0));
         asked_ = std::max(asked_, plan.state.asked_on_nvme);
       }
       return most;

@@ -178,7 +178,8 @@ void on_all_ranks(int ranks, const std::function<void(int, const MostOfAll&)>& w
     const std::unique_ptr<Communicator> world = factory(options);
     work(rank, [&](std::int64_t own) {
       own = -own;
-      world->all_reduce(&own, 1, DataType::int64, ReduceOperation::minimum, {"test", "most", Traffic::control})
+      world
+          ->all_reduce(&own, 1, DataType::int64, ReduceOperation::minimum, {"test", "most", Traffic::control})
           .wait();
       return -own;
     });

@@ -176,7 +176,8 @@ int run_mesh_search(const Options& given, const std::string& axes, const Output&
   OffloadConfig& offload = chosen.config.offload;
   if (offload.uses_nvme() && offload.host_state < 0) {
     offload.host_state = 0;
-    offload.host_state_reason = ", as a search of meshes has it; a run takes what is free (--host-state auto)";
+    offload.host_state_reason =
+        ", as a search of meshes has it; a run takes what is free (--host-state auto)";
   }
   const std::int64_t budget = request.fit.budget;
   const std::string command = training_command(options, result.config, budget);
