@@ -49,6 +49,7 @@ OffloadedState::OffloadedState(const Config& config, const Residency& residency,
       resources_(resources),
       trace_(options.trace),
       host_threads_(options.host_threads),
+      reads_ahead_(options.reads_ahead),
       link_(resources.device, HostLinkOptions{options.link_bytes_per_second, options.trace}),
       compute_(resources.device.compute_stream()) {
   if (!config.offload.uses_nvme()) return;
@@ -168,14 +169,18 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units) {
   if (!simulated()) open_io();
   if (largest_tile > 0) {
     const int buffers = offload.tile_buffers + more_tile_buffers(units, largest_tile);
-    ring_ = std::make_unique<TileRing>(
-        TileRingOptions{buffers, largest_tile, host_->recorder(), offload.tile_buffers, disk_}, *swap_,
-        io_.get(), resources_.host_memory);
+    ring_ = std::make_unique<TileRing>(TileRingOptions{.buffers = buffers,
+                                                       .buffer_bytes = largest_tile,
+                                                       .recorder = host_->recorder(),
+                                                       .at_once = offload.tile_buffers,
+                                                       .meter = disk_},
+                                       *swap_, io_.get(), resources_.host_memory);
   }
   return io_ ? io_->fallback_reason() : std::string();
 }
 
 int OffloadedState::more_tile_buffers(const std::vector<UnitState>& units, std::int64_t largest_tile) const {
+  if (!reads_ahead_) return 0;
   std::int64_t left = config_.offload.host_state_bytes(), tiles = 0;
   for (const UnitState& unit : units) {
     for (const FlatBuffer& flat : unit.buffers) {

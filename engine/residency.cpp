@@ -68,12 +68,14 @@ void Residency::choose_homes(std::vector<UnitState>& units) const {
 }
 
 std::int64_t Residency::parameter_bytes(const FlatBuffer& flat) const {
-  return parameters_range(flat).size() * size_of(config_.precision.compute);
+  return aligned_bytes(parameters_range(flat).size() * size_of(config_.precision.compute));
 }
 
 std::int64_t Residency::tile_bytes(const FlatBuffer& flat) const {
   const std::int64_t kept = optimizer_range(flat).size();
-  return bytes_of(master_type(flat), kept) + state_bytes(flat.states, kept);
+  std::int64_t bytes = aligned_bytes(bytes_of(master_type(flat), kept));
+  for (const OptimizerStateTensor& state : flat.states) bytes += aligned_bytes(bytes_of(state.dtype, kept));
+  return bytes;
 }
 
 bool Residency::gathers(const UnitState& unit) const {

@@ -122,7 +122,7 @@ void TileFlow::tell_meter() noexcept {
   const std::int64_t end = first_ + static_cast<std::int64_t>(places_.size());
   const std::int64_t next = std::max(issued_, first_);
   meter_->set_tiles(!stopped_ && next < next_ && at(next).stage == Stage::in_memory,
-                    !stopped_ && next_ < end && at(next_).read);
+                    !stopped_ && next_ < end && at(next_).read && reads_.under_way.size() < at_once_);
 }
 
 void TileFlow::settle(std::int64_t position) {
@@ -169,6 +169,7 @@ void TileFlow::start_writes() {
     place.stage = Stage::writing;
     left_.pop_front();
   }
+  tell_meter();
 }
 
 void TileFlow::await_left(std::int64_t end) {

@@ -16,6 +16,7 @@
 #include "partition/placement.h"
 #include "planner/planned_run.h"
 #include "tranche/core/shape.h"
+#include "tranche/device/memory.h"
 #include "tranche/kernels/quantization.h"
 #include "tranche/partition/mesh.h"
 
@@ -177,7 +178,7 @@ struct HomeSeeker {
   std::size_t unit = 0;
   std::int64_t elements = 0;  ///< of weights, that a gather brings; of state, that the rank keeps
   std::int64_t updated = 0;   ///< of weights, those that the rank updates
-  double bytes = 0;           ///< of all elements
+  std::int64_t bytes = 0;     ///< of all elements
 };
 
 /// Lets weights and state stay in host memory, as an engine does (Residency::choose_homes).
@@ -186,13 +187,13 @@ void choose_homes(const OffloadConfig& offload, const std::vector<HomeSeeker>& w
   detail::HostHomes homes(offload);
   for (const HomeSeeker& one : weights) {
     if (offload.parameters != OffloadTier::nvme) break;
-    if (!homes.take_weights(one.elements, std::llround(one.bytes))) continue;
+    if (!homes.take_weights(one.elements, one.bytes)) continue;
     units[one.unit].shard_in_host += one.elements;
     units[one.unit].updated_in_host += one.updated;
   }
   for (const HomeSeeker& one : states) {
     if (offload.optimizer != OffloadTier::nvme) break;
-    if (homes.take_state(std::llround(one.bytes))) units[one.unit].state_in_host += one.elements;
+    if (homes.take_state(one.bytes)) units[one.unit].state_in_host += one.elements;
   }
 }
 
@@ -235,13 +236,16 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
         }
         trainable.push_back(largest);
         unit_of.push_back(u);
-        const double width =
-            master + state_bytes_of(classes.classes[static_cast<std::size_t>(buffer.state_class)]);
-        states.push_back({u, kept.back(), 0, static_cast<double>(kept.back()) * width});
+        std::int64_t bytes = aligned_bytes(std::llround(static_cast<double>(kept.back()) * master));
+        for (const OptimizerStateTensor& state :
+             classes.classes[static_cast<std::size_t>(buffer.state_class)].states) {
+          bytes += aligned_bytes(bytes_of(state.dtype, kept.back()));
+        }
+        states.push_back({u, kept.back(), 0, bytes});
       }
       if (keeps) continue;
       weights.push_back({u, shard, buffer.frozen ? 0 : kept.back(),
-                         static_cast<double>(shard * size_of(config.precision.compute))});
+                         aligned_bytes(shard * size_of(config.precision.compute))});
       of.shard += shard;
       of.gathered += whole;
     }

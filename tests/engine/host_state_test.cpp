@@ -214,6 +214,31 @@ TEST_F(HostState, AHomeAndAReadAheadBufferTakeWhatTheBudgetSays) {
   EXPECT_EQ(host_peak(small + tile + 4096), before + small + tile + 4096);
 }
 
+TEST_F(HostState, ARuleWithSumsTakesNoBuffersToReadAhead) {
+  for (const char* optimizer : {"AdamW", "Lamb"}) {
+    OddRun run = run_of(1, false);
+    run.optimizer = optimizer;
+    std::int64_t peak = 0, stays = 0;
+    const auto measure = [&](std::int64_t bytes) {
+      run.offload.host_state = bytes;
+      on_tiled_ranks(run, [&](Engine& engine, Runtime& runtime) {
+        (void)one_step(engine, runtime);
+        peak = runtime.ledger().account(Tier::host).peak;
+        stays = engine.state_bytes().stay_in_host;
+      });
+    };
+    measure(0);
+    const std::int64_t before = peak;
+    measure(200'000);
+    EXPECT_GT(stays, 0);
+    if (run.optimizer == "Lamb") {
+      EXPECT_EQ(peak, before + stays);
+    } else {
+      EXPECT_GT(peak, before + stays);
+    }
+  }
+}
+
 TEST_F(HostState, ASaveTakesStateThatStaysTileByTile) {
   int number = 0;
   for (const bool weights : {false, true}) {

@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/tools/program_fixture.h"
+#include "tools/arguments.h"
+#include "tools/train/run.h"
 
 namespace tranche::tools {
 namespace {
@@ -157,6 +159,25 @@ TEST(Program, ReportHasEveryKeyOfItsSchema) {
     EXPECT_GE(step["between_seconds"], 0);
   }
   EXPECT_EQ(report["config"]["zero_optimization"]["stage"], 0);
+}
+
+TEST(Program, AdviceSearchesWithTheHostStateThatWasAskedFor) {
+  const TemporaryFolder folder;
+  const auto states = [&](const char* host_state) {
+    const Options options = parse_arguments(
+        tiny_train(folder, {"--stage", "3", "--offload-optimizer", "nvme", "--nvme-path", folder.path(""),
+                            "--host-memory", "1GiB", "--host-state", host_state}));
+    std::ostringstream out, errors;
+    const Output output{out, errors, false};
+    Run run(options, output);
+    EXPECT_EQ(run.prepare(), 0) << errors.str();
+    const OffloadConfig asked = run.plan_request(1).config.offload;
+    EXPECT_EQ(asked.host_state_reason, "");
+    return std::pair(asked.host_state, run.settings.config.offload.host_state);
+  };
+  EXPECT_EQ(states("4096"), std::pair(std::int64_t{4096}, std::int64_t{4096}));
+  EXPECT_EQ(states("auto").first, -1);
+  EXPECT_GT(states("auto").second, 4096) << "all that is asked for on nvme";
 }
 
 TEST(Program, OffloadChangesNoBitAndSaysWhatItMoves) {

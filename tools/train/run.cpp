@@ -180,6 +180,10 @@ planner::PlanRequest Run::plan_request(int ranks_per_node) const {
   request.model.name = options.model;
   request.model.language = settings.model;
   request.config = settings.config;
+  if (host_state_is_auto) {
+    request.config.offload.host_state = -1;
+    request.config.offload.host_state_reason.clear();
+  }
   request.sequence = settings.sequence;
   request.ranks = launch.size();
   request.ranks_per_node = ranks_per_node;
@@ -192,13 +196,14 @@ int Run::resolve_host_state() {
   OffloadConfig& offload = settings.config.offload;
   if (!offload.uses_nvme() || offload.host_state >= 0) return 0;
   planner::PlanRequest request = plan_request(launch.local_size());
+  request.rank = launch.rank();
   request.host_memory = planner::host_memory_of(offload.host_memory_limit, launch.local_size());
-  request.host_memory.bytes = launch.least(request.host_memory.bytes);
   const int status = launch.agree([&] {
-    if (is_root()) planner::resolve_host_state(request);
+    planner::resolve_host_state(request, [this](std::int64_t own) { return -launch.least(-own); });
   });
   if (status != 0) return status;
-  offload.host_state = launch.broadcast_from_root(request.config.offload.host_state);
+  host_state_is_auto = true;
+  offload.host_state = request.config.offload.host_state;
   offload.host_state_reason = launch.broadcast_from_root(request.config.offload.host_state_reason);
   return 0;
 }
