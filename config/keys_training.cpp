@@ -315,6 +315,11 @@ constexpr ConfigKey keys[] = {
         "automatic: io_uring, or threads where the kernel refuses it; uring; threads").may_be_auto().one_of("automatic, uring, threads").quiet(),
     field<&Config::offload, &OffloadConfig::host_memory_limit>("tranche.host_memory",
         "most bytes of host memory that a rank may take for what it offloads, saves and sends").of_kind(size).zero_as_null().at_least(0).quiet(),
+    field<&Config::offload, &OffloadConfig::host_state>("tranche.host_state",
+        "host memory of a rank for state that is asked for on nvme: what fits in it stays there, weights first, and the rest of it reads ahead; auto is what is free, 0 none")
+        .of_kind(size).may_be_auto().within({.least = -1, .most = std::numeric_limits<double>::infinity(), .wrong = "{0} is neither auto nor at least 0"}).quiet()
+        .written_if([](const Config& config) { return config.offload.uses_nvme(); })
+        .written_as([](const Config& config) { return config.offload.host_state < 0 ? Json("auto") : Json(config.offload.host_state); }),
     field<&Config::offload, &OffloadConfig::nvme_limit>("tranche.nvme_space", "most bytes of a rank's swap file").of_kind(size).zero_as_null().at_least(0).quiet(),
 };
 // clang-format on

@@ -137,7 +137,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
 }
 
 void Engine::Impl::allocate() {
-  check_host_memory(runtime, config, store, formulas);
+  check_host_memory(runtime, config, store, formulas, updater.has_sums());
   if (config.offload.any()) {
     OffloadOptions options;
     options.swap.directory = config.offload.nvme_path;
@@ -148,6 +148,7 @@ void Engine::Impl::allocate() {
     options.link_bytes_per_second = config.debug.host_link_bytes_per_second;
     options.trace = runtime.trace();
     options.host_threads = runtime.host_threads();
+    options.reads_ahead = !updater.has_sums();
     store.set_offload(std::make_unique<OffloadedState>(
         config, store.residency(),
         StateResources{runtime.device(), runtime.memory(Tier::device), runtime.memory(Tier::host)},

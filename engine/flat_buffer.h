@@ -122,9 +122,11 @@ struct FlatBuffer {
   // Offloaded state. The buffers above are empty for state on nvme, and in host memory for state on cpu.
   OffloadTier optimizer_tier = OffloadTier::none;   ///< tier of master and state
   OffloadTier parameters_tier = OffloadTier::none;  ///< tier of parameters
-  TileRegion tiles;                                 ///< nvme: tiles of master, then state
-  std::int64_t parameters_offset = 0;               ///< nvme: offset of the shard in the swap file
-  Buffer host_gradients;  ///< the main gradient of the range whose state this rank keeps
+  // Requested on nvme, but kept in host memory (the tier cpu), where tranche.host_state has room.
+  bool optimizer_stays = false, parameters_stay = false;
+  TileRegion tiles;                    ///< nvme: tiles of master, then state
+  std::int64_t parameters_offset = 0;  ///< nvme: offset of the shard in the swap file
+  Buffer host_gradients;               ///< the main gradient of the range whose state this rank keeps
   /// Gradients of the buffer's last use, summed over micro-batches. It exists when the gradients of two uses
   /// are kept separate and are reduced once a step; `gradients` then holds those of the first use.
   Buffer last_use_gradients;
@@ -169,6 +171,8 @@ struct FlatBuffer {
   ElementRange owned() const { return empty() ? ElementRange() : owned_by(rank(), replica()); }
   /// True when this rank holds nothing of it: either it has no tensors, or only other ranks hold it.
   bool empty() const { return group == nullptr || layout.padded_elements() == 0; }
+  /// Master and state have the layout of the nvme tier, and a save takes them tile by tile.
+  bool in_tiles() const { return optimizer_tier == OffloadTier::nvme || optimizer_stays; }
   void* gradients_data() const { return gradients ? gradients.data() : transient_gradients.data(); }
 };
 

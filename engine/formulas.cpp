@@ -42,7 +42,17 @@ StateFormulas::Bytes StateFormulas::bytes() const {
       };
       add(residency.parameters_range(flat), compute_bytes, bytes.parameters,
           bytes.tiers[of_tier(flat.parameters_tier)].parameters);
+      const auto count_homes = [&](bool on_nvme, bool stays, std::int64_t of_buffer) {
+        if (on_nvme || stays) bytes.asked_on_nvme += of_buffer;
+        if (stays) bytes.stay_in_host += of_buffer;
+      };
+      count_homes(flat.parameters_tier == OffloadTier::nvme, flat.parameters_stay,
+                  residency.parameter_bytes(flat));
       if (!flat.trainable) continue;
+      if (flat.in_tiles()) {
+        count_homes(flat.optimizer_tier == OffloadTier::nvme, flat.optimizer_stays,
+                    residency.tile_bytes(flat));
+      }
       const bool away = flat.optimizer_tier != OffloadTier::none;
       const ElementRange kept = residency.optimizer_range(flat);
       bytes.kept_elements += kept.size();
@@ -113,6 +123,14 @@ std::vector<std::pair<std::string, std::string>> StateFormulas::offload_rows(
   if (asked.parameters != OffloadTier::none) {
     rows.emplace_back("offload",
                       fmt::format("parameters on {}, brought for each gather", name_of(asked.parameters)));
+  }
+  if (asked.uses_nvme() && (asked.host_state > 0 || !asked.host_state_reason.empty())) {
+    rows.emplace_back(
+        "offload",
+        fmt::format(
+            "{} of {} of state that is asked for on nvme stay in host memory: tranche.host_state is {}{}",
+            format_bytes(state.stay_in_host), format_bytes(state.asked_on_nvme),
+            format_bytes(asked.host_state_bytes()), asked.host_state_reason));
   }
   if (!swap_file.empty()) rows.emplace_back("swap file", swap_file);
   const OffloadTraffic traffic = offload();

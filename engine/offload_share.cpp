@@ -15,4 +15,16 @@ std::vector<bool> units_that_move(std::span<const std::int64_t> padded_elements,
   return moves;
 }
 
+bool HostHomes::take_state(std::int64_t bytes) {
+  if (bytes > bytes_) return false;
+  bytes_ -= bytes;
+  return true;
+}
+
+bool HostHomes::take_weights(std::int64_t elements, std::int64_t bytes) {
+  if (elements > weights_ || !take_state(bytes)) return false;
+  weights_ -= elements;
+  return true;
+}
+
 }  // namespace tranche::detail

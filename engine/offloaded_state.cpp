@@ -8,6 +8,7 @@
 #include "core/clock.h"
 #include "device/work_recorder.h"
 #include "offload/calibration.h"
+#include "tranche/core/shape.h"
 #include "tranche/kernels/elementwise.h"
 
 namespace tranche::detail {
@@ -48,6 +49,7 @@ OffloadedState::OffloadedState(const Config& config, const Residency& residency,
       resources_(resources),
       trace_(options.trace),
       host_threads_(options.host_threads),
+      reads_ahead_(options.reads_ahead),
       link_(resources.device, HostLinkOptions{options.link_bytes_per_second, options.trace}),
       compute_(resources.device.compute_stream()) {
   if (!config.offload.uses_nvme()) return;
@@ -168,11 +170,30 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units) {
   disk_writes_ = make_host_stream("disk writes", 1);
   if (!simulated()) open_io();
   if (largest_tile > 0) {
-    ring_ = std::make_unique<TileRing>(
-        TileRingOptions{offload.tile_buffers, largest_tile, host_->recorder(), disk_}, *swap_, io_.get(),
-        resources_.host_memory);
+    const int buffers = offload.tile_buffers + more_tile_buffers(units, largest_tile);
+    ring_ = std::make_unique<TileRing>(TileRingOptions{.buffers = buffers,
+                                                       .buffer_bytes = largest_tile,
+                                                       .recorder = host_->recorder(),
+                                                       .at_once = offload.tile_buffers,
+                                                       .meter = disk_},
+                                       *swap_, io_.get(), resources_.host_memory);
   }
   return io_ ? io_->fallback_reason() : std::string();
+}
+
+int OffloadedState::more_tile_buffers(const std::vector<UnitState>& units, std::int64_t largest_tile) const {
+  if (!reads_ahead_) return 0;
+  std::int64_t left = config_.offload.host_state_bytes(), tiles = 0;
+  for (const UnitState& unit : units) {
+    for (const FlatBuffer& flat : unit.buffers) {
+      if (flat.parameters_stay) left -= residency_.parameter_bytes(flat);
+      if (flat.optimizer_stays) left -= residency_.tile_bytes(flat);
+      tiles += flat.tiles.elements > 0 ? flat.tiles.tiles() : 0;
+    }
+  }
+  return narrow<int>(
+      std::clamp<std::int64_t>(left / AlignedBuffer::requested_bytes(largest_tile), 0,
+                               std::max<std::int64_t>(0, tiles - config_.offload.tile_buffers)));
 }
 
 void OffloadedState::close() noexcept {
@@ -343,13 +364,13 @@ ShardSlice OffloadedState::open_tile(FlatBuffer& flat, std::int64_t tile, StateO
   ShardSlice slice;
   if (flat.optimizer_tier == OffloadTier::nvme) {
     slice = slice_of(flat, ring_->open(*host_));
-    if (observer != nullptr) observer->before_update(flat, slice);
   } else {
     const ElementRange kept = residency_.optimizer_range(flat);
     const std::int64_t begin = kept.begin + tile * config_.offload.tile_elements;
     slice = residency_.slice(flat, {begin, std::min(begin + config_.offload.tile_elements, kept.end)});
     slice.stream = on_host ? host_.get() : &compute_;
   }
+  if (flat.in_tiles() && observer != nullptr) observer->before_update(flat, slice);
   slice.gradient =
       on_host ? residency_.host_gradients(flat, slice.range) : residency_.gradients(flat, slice.range);
   return open_weights(flat, slice);

@@ -46,6 +46,8 @@ struct OffloadOptions {
   double link_bytes_per_second = 0;  ///< a limit of each way, for tests; 0: none
   TraceRecorder* trace = nullptr;
   int host_threads = 1;
+  bool reads_ahead =
+      true;  ///< false for a rule with sums over whole tensors: its reads begin with the update
 };
 
 class OffloadedState {
@@ -139,6 +141,9 @@ class OffloadedState {
   /// Block I/O on the swap file, with the slots' memory registered.
   void open_io();
   std::unique_ptr<Stream> make_host_stream(const char* name, int threads);
+  /// Buffers for tiles read ahead, as many as fit in what is left of tranche.host_state and are of use; none
+  /// where nothing is read ahead.
+  int more_tile_buffers(const std::vector<UnitState>& units, std::int64_t largest_tile) const;
   bool simulated() const { return resources_.device.kind() == DeviceKind::meta; }
 
   const Config& config_;
@@ -146,6 +151,7 @@ class OffloadedState {
   StateResources resources_;
   TraceRecorder* trace_;
   int host_threads_;
+  bool reads_ahead_;
   HostLink link_;
   Stream& compute_;
   std::shared_ptr<DiskMeter> disk_;  ///< null without the nvme tier

@@ -41,11 +41,41 @@ void Residency::assign_tiers(std::vector<UnitState>& units) const {
       sizes.push_back(flat.empty() ? 0 : std::max(flat.largest_part, flat.layout.padded_elements()));
     }
   }
-  if (config_.offload.optimizer == OffloadTier::none) return;
+  if (config_.offload.optimizer == OffloadTier::none) return choose_homes(units);
   const std::vector<bool> moves = units_that_move(sizes, config_.offload.ratio);
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     if (moves[i]) trainable[i]->optimizer_tier = config_.offload.optimizer;
   }
+  choose_homes(units);
+}
+
+void Residency::choose_homes(std::vector<UnitState>& units) const {
+  HostHomes homes(config_.offload);
+  for (UnitState& unit : units) {
+    for (FlatBuffer& flat : unit.buffers) {
+      if (flat.parameters_tier != OffloadTier::nvme || flat.empty()) continue;
+      flat.parameters_stay = homes.take_weights(parameters_range(flat).size(), parameter_bytes(flat));
+      if (flat.parameters_stay) flat.parameters_tier = OffloadTier::cpu;
+    }
+  }
+  for (UnitState& unit : units) {
+    for (FlatBuffer& flat : unit.buffers) {
+      if (flat.optimizer_tier != OffloadTier::nvme || flat.empty()) continue;
+      flat.optimizer_stays = homes.take_state(tile_bytes(flat));
+      if (flat.optimizer_stays) flat.optimizer_tier = OffloadTier::cpu;
+    }
+  }
+}
+
+std::int64_t Residency::parameter_bytes(const FlatBuffer& flat) const {
+  return aligned_bytes(parameters_range(flat).size() * size_of(config_.precision.compute));
+}
+
+std::int64_t Residency::tile_bytes(const FlatBuffer& flat) const {
+  const std::int64_t kept = optimizer_range(flat).size();
+  std::int64_t bytes = aligned_bytes(bytes_of(master_type(flat), kept));
+  for (const OptimizerStateTensor& state : flat.states) bytes += aligned_bytes(bytes_of(state.dtype, kept));
+  return bytes;
 }
 
 bool Residency::gathers(const UnitState& unit) const {

@@ -93,7 +93,7 @@ class Residency {
   }
   /// The weights that updates start from lie where the parameters do, and are what training reads.
   bool parameters_beside_state(const FlatBuffer& flat) const {
-    return flat.optimizer_tier != OffloadTier::nvme && flat.optimizer_tier == flat.parameters_tier &&
+    return !flat.in_tiles() && flat.optimizer_tier == flat.parameters_tier &&
            !(quantizes(flat) && whole_parameters(flat));
   }
   /// Dtype of the master weights of a trainable buffer; uint16 for the lower halves of fp32 numbers, whose
@@ -112,6 +112,12 @@ class Residency {
   kernels::WeightRounding rounding() const;
 
   // These are empty for a buffer that this rank does not hold.
+  /// Bytes of the weights that this rank keeps between gathers.
+  std::int64_t parameter_bytes(const FlatBuffer& flat) const;
+  /// Bytes of master weights and state of a trainable buffer that is in tiles.
+  std::int64_t tile_bytes(const FlatBuffer& flat) const;
+  /// Elements that are updated at a time, of state that is not on the device.
+  std::int64_t tile_elements() const { return config_.offload.tile_elements; }
   /// Range of the flat buffer whose optimizer state this rank keeps.
   ElementRange optimizer_range(const FlatBuffer& flat) const;
   /// Range of the flat buffer whose main gradient this rank keeps, wherever it lies.
@@ -131,6 +137,9 @@ class Residency {
   ShardSlice slice(const FlatBuffer& flat, ElementRange range) const;
 
  private:
+  /// Keeps state in host memory that is asked for on nvme, in the order of units, while bytes last.
+  void choose_homes(std::vector<UnitState>& units) const;
+
   const Config& config_;
 };
 

@@ -15,7 +15,7 @@
 namespace tranche::detail {
 
 namespace {
-/// The number of tiles in one pass over the nvme tier before the time is checked.
+/// The number of tiles in one pass over a buffer before the time is checked.
 constexpr std::int64_t tiles_a_pass = 16;
 }  // namespace
 
@@ -35,7 +35,7 @@ SnapshotLayout Snapshot::lay_out(const checkpoint::ShardPlan& plan) const {
     for (const checkpoint::SectionPiece& piece : plan.pieces()) {
       if (piece.unit != static_cast<int>(u) || piece.range.empty()) continue;
       if (const FlatBuffer& flat = buffer_of(store_, plan.layout(), piece);
-          flat.trainable && flat.optimizer_tier == OffloadTier::nvme) {
+          flat.trainable && flat.in_tiles()) {
         laid.tiles[static_cast<std::size_t>(flat.trainable_index)] = piece;
         laid.image = false;
       } else {
@@ -179,8 +179,9 @@ bool Snapshot::hand_over_tiles(double seconds) {
       if (seconds_now() >= until) return false;
       FlatBuffer& flat = *store_.trainable()[b];
       const std::int64_t first = store_.residency().optimizer_range(flat).begin;
-      const std::int64_t tile = (rest.begin - first) / flat.tiles.tile_elements;
-      const std::int64_t end = std::min(rest.end, first + (tile + tiles_a_pass) * flat.tiles.tile_elements);
+      const std::int64_t of_tile = store_.residency().tile_elements();
+      const std::int64_t tile = (rest.begin - first) / of_tile;
+      const std::int64_t end = std::min(rest.end, first + (tile + tiles_a_pass) * of_tile);
       store_.visit(flat, {rest.begin, end}, StateStore::Access::read, [&](const ShardSlice& slice) {
         feed_->hand_over({static_cast<int>(b), slice});
       });

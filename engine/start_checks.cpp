@@ -49,19 +49,38 @@ void check_update(const Config& config, const Optimizer& optimizer, const StateS
   throw ConfigurationError("tranche.update: not as_reduced: optimizer " + need + "; write at_the_boundary");
 }
 
+namespace {
+
+std::string advice_on_host_memory(const OffloadConfig& offload) {
+  if (offload.host_state_bytes() > 0) {
+    return "; lower --host-state (tranche.host_state), now " + format_bytes(offload.host_state_bytes()) +
+           ", or use a higher stage or more nodes";
+  }
+  if (offload.optimizer == OffloadTier::nvme) {
+    return "; use a higher stage or more nodes, or lower offload_optimizer.ratio";
+  }
+  return "; use a higher stage or more nodes, move the optimizer to nvme, or lower offload_optimizer.ratio";
+}
+
+}  // namespace
+
 void check_host_memory(const Runtime& runtime, const Config& config, const StateStore& store,
-                       const StateFormulas& formulas) {
+                       const StateFormulas& formulas, bool sums) {
   // On a CPU device memory is host memory; a limit of device memory has a separate error.
   const bool device_counts = runtime.device().host_accessible() && config.device_memory_limit == 0;
   if (runtime.device().kind() == DeviceKind::meta || !(config.offload.any() || device_counts)) return;
   std::int64_t needed = 0;
   const std::int64_t accumulation = size_of(config.precision.accumulation);
-  std::int64_t largest = 0, largest_tile = 0;
+  std::int64_t largest = 0, largest_tile = 0, stay = 0;
+  bool tiles = false;  // on the disk
   for (const UnitState& unit : store.units()) {
     std::int64_t shard_bytes = 0;
     for (const FlatBuffer& flat : unit.buffers) {
-      if (flat.parameters_tier != OffloadTier::none) {
+      if (flat.parameters_tier == OffloadTier::nvme) {
         shard_bytes += flat.layout.shard_elements() * size_of(config.precision.compute);
+      } else if (flat.parameters_tier == OffloadTier::cpu) {
+        needed += store.residency().parameter_bytes(flat);
+        stay += flat.parameters_stay ? store.residency().parameter_bytes(flat) : 0;
       }
       const std::int64_t kept = store.residency().optimizer_range(flat).size();
       if (flat.optimizer_tier != OffloadTier::none) needed += kept * accumulation;
@@ -69,14 +88,16 @@ void check_host_memory(const Runtime& runtime, const Config& config, const State
         return bytes_of(store.residency().master_type(flat), elements) + state_bytes(flat.states, elements);
       };
       if (flat.optimizer_tier == OffloadTier::cpu) needed += bytes(kept);
+      stay += flat.optimizer_stays ? bytes(kept) : 0;
+      tiles = tiles || flat.optimizer_tier == OffloadTier::nvme;
       largest_tile = std::max(largest_tile, bytes(config.offload.tile_elements));
     }
-    if (config.offload.parameters == OffloadTier::cpu) needed += shard_bytes;
     largest = std::max(largest, shard_bytes);
   }
   if (config.offload.parameters == OffloadTier::nvme) needed += config.offload.parameter_buffers * largest;
-  if (config.offload.optimizer == OffloadTier::nvme) {
+  if (tiles) {
     needed += config.offload.tile_buffers * largest_tile;
+    if (!sums) needed += std::max<std::int64_t>(0, config.offload.host_state_bytes() - stay);
   }
   if (device_counts) {
     const StateFormulas::Bytes bytes = formulas.bytes();
@@ -86,12 +107,11 @@ void check_host_memory(const Runtime& runtime, const Config& config, const State
   const AvailableMemory available = available_memory();
   const std::int64_t sharing = std::max(1, runtime.all().local_size());
   if (needed * sharing <= available.bytes) return;
-  throw OutOfMemory(
-      "model state takes " + format_bytes(needed) + " of host memory on each of " + std::to_string(sharing) +
-      " ranks of this node, " + format_bytes(needed * sharing) + " together, but " +
-      format_bytes(available.bytes) + " are " +
-      (available.of_group ? "left by the control group's limit" : "available") +
-      "; use a higher stage or more nodes, move the optimizer to nvme, or lower offload_optimizer.ratio");
+  throw OutOfMemory("model state takes " + format_bytes(needed) + " of host memory on each of " +
+                    std::to_string(sharing) + " ranks of this node, " + format_bytes(needed * sharing) +
+                    " together, but " + format_bytes(available.bytes) + " are " +
+                    (available.of_group ? "left by the control group's limit" : "available") +
+                    advice_on_host_memory(config.offload));
 }
 
 }  // namespace tranche::detail

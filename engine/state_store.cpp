@@ -189,7 +189,11 @@ ShardSlice StateStore::slice_in_step(FlatBuffer& flat) {
 }
 
 void StateStore::visit_in_step(FlatBuffer& flat, const std::function<void(const ShardSlice&)>& visit) {
-  if (flat.optimizer_tier != OffloadTier::nvme) return visit(slice_in_step(flat));
+  if (flat.optimizer_tier != OffloadTier::nvme) {
+    const ShardSlice kept = slice_in_step(flat);
+    if (flat.optimizer_stays && observer_ != nullptr) observer_->before_update(flat, kept);
+    return visit(kept);
+  }
   offload_->host().wait(flat.gradients_on_host);
   offload_->visit_tiles(flat, residency_.optimizer_range(flat), true, true, [&](ShardSlice tile) {
     if (observer_ != nullptr) observer_->before_update(flat, tile);
@@ -202,6 +206,8 @@ void StateStore::visit(FlatBuffer& flat, ElementRange range, Access access,
                        const std::function<void(const ShardSlice&)>& visit) {
   if (range.empty()) return;
   if (access != Access::read) await_gathers(flat);  // fp32 weights may be the master weights
+  // A save in progress stores the state as it was when the save began.
+  if (flat.in_tiles() && access != Access::read && observer_ != nullptr) observer_->before_write();
   if (flat.optimizer_tier != OffloadTier::nvme) {
     const ShardSlice whole = slice(flat, range);
     if (whole.on_host) whole.stream->synchronize();  // an update may be in progress
@@ -209,8 +215,6 @@ void StateStore::visit(FlatBuffer& flat, ElementRange range, Access access,
     whole.stream->synchronize();
     return;
   }
-  // A save in progress stores the state as it was when the save began.
-  if (access != Access::read && observer_ != nullptr) observer_->before_write();
   // A tile of which only a part is replaced keeps the rest.
   const bool read = access != Access::replace || !(range == residency_.optimizer_range(flat));
   offload_->visit_tiles(flat, range, read, access != Access::read,

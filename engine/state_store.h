@@ -22,7 +22,7 @@ namespace tranche::detail {
 
 class OffloadedState;
 
-/// Sees state on the nvme tier before it changes, as a save in progress has to.
+/// Sees state in tiles (FlatBuffer::in_tiles) before it changes, as a save in progress has to.
 class StateObserver {
  public:
   virtual ~StateObserver() = default;

@@ -9,8 +9,9 @@
 
 namespace tranche::detail {
 
-TileFlow::TileFlow(BlockIo& io, std::vector<char*> buffers, std::shared_ptr<DiskMeter> meter)
-    : io_(io), meter_(std::move(meter)), buffers_(std::move(buffers)) {
+TileFlow::TileFlow(BlockIo& io, std::vector<char*> buffers, std::size_t at_once,
+                   std::shared_ptr<DiskMeter> meter)
+    : io_(io), meter_(std::move(meter)), buffers_(std::move(buffers)), at_once_(at_once) {
   reads_.track = "tile reads";
   writes_.track = "tile writes";
   for (Lane* lane : {&reads_, &writes_}) {
@@ -61,8 +62,10 @@ void TileFlow::issued(std::int64_t position) noexcept {
   tell_meter();
 }
 
-// A tile can start once its buffer is free and no earlier tile may still write any of its bytes.
+// A tile can start once its buffer is free, no earlier tile may still write any of its bytes, and not too
+// many are being read.
 bool TileFlow::can_start(std::int64_t position) {
+  if (at(position).read && reads_.under_way.size() >= at_once_) return false;
   const std::int64_t before = position - static_cast<std::int64_t>(buffers_.size());
   if (before >= first_ && at(before).stage != Stage::settled) return false;
   const Tile tile = at(position).tile;
@@ -119,7 +122,7 @@ void TileFlow::tell_meter() noexcept {
   const std::int64_t end = first_ + static_cast<std::int64_t>(places_.size());
   const std::int64_t next = std::max(issued_, first_);
   meter_->set_tiles(!stopped_ && next < next_ && at(next).stage == Stage::in_memory,
-                    !stopped_ && next_ < end && at(next_).read);
+                    !stopped_ && next_ < end && at(next_).read && reads_.under_way.size() < at_once_);
 }
 
 void TileFlow::settle(std::int64_t position) {
@@ -147,14 +150,26 @@ void TileFlow::leave(std::int64_t position, bool write) {
     tell_meter();
     return;
   }
-  try {
-    started(writes_, io_.write(*place.file, place.tile.offset, buffer_of(position), place.tile.bytes),
-            position);
-  } catch (...) {
-    stop_locked(std::current_exception());
-    throw;
+  left_.push_back(position);
+  place.stage = Stage::left;
+  start_writes();
+  check_not_stopped();
+}
+
+void TileFlow::start_writes() {
+  while (!stopped_ && !left_.empty() && writes_.under_way.size() < at_once_) {
+    const std::int64_t position = left_.front();
+    Place& place = at(position);
+    try {
+      started(writes_, io_.write(*place.file, place.tile.offset, buffer_of(position), place.tile.bytes),
+              position);
+    } catch (...) {
+      return stop_locked(std::current_exception());
+    }
+    place.stage = Stage::writing;
+    left_.pop_front();
   }
-  place.stage = Stage::writing;
+  tell_meter();
 }
 
 void TileFlow::await_left(std::int64_t end) {
@@ -183,11 +198,11 @@ void TileFlow::cut(std::int64_t end) noexcept {
 
 void TileFlow::reset() noexcept {
   std::unique_lock lock(mutex_);
-  stopped_ = true;
-  changed_.wait(lock, [&] { return idle(); });
+  changed_.wait(lock, [&] { return (stopped_ || left_.empty()) && idle(); });
   first_ += static_cast<std::int64_t>(places_.size());
   next_ = issued_ = first_;
   places_.clear();
+  left_.clear();
   failure_ = nullptr;
   stopped_ = false;
   tell_meter();
@@ -226,8 +241,10 @@ void TileFlow::run(Lane& lane) {
       stop_locked(std::move(failure));
     } else if (at(oldest.position).stage == Stage::writing) {
       settle(oldest.position);
+      start_writes();
     } else {
       at(oldest.position).stage = Stage::in_memory;
+      start_reads();
     }
     tell_meter();
     ended(lane, oldest);  // behind what has begun instead, so that the disk is not idle between

@@ -19,19 +19,21 @@ namespace tranche::detail {
 /// Tiles have positions, counted over all passes; the tile at position p uses buffer p % buffers. A tile goes
 /// through these stages:
 ///
-///     queued --its buffer is free--> reading --> in_memory --leave(), write--> writing --> settled
+///     queued --its buffer is free--> reading --> in_memory --leave(), write--> left --> writing --> settled
 ///     queued --add(), read = false--> in_memory --leave(), no write--> settled
 ///
 /// Thread-safe. One thread waits for reads and one for writes; the thread that makes a read possible submits
-/// it, in order.
+/// it, in order. Reads, and likewise writes, wait in `queued` and `left` while others of their kind are under
+/// way, so that other transfers of the disk do not wait for all of them.
 class TileFlow {
  public:
   struct Tile {
     std::int64_t offset = 0;  ///< offset in the file
     std::int64_t bytes = 0;
   };
-  /// Buffers must live until finish(), which must be called.
-  TileFlow(BlockIo& io, std::vector<char*> buffers, std::shared_ptr<DiskMeter> meter);
+  /// Buffers must live until finish(), which must be called. At most `at_once` reads are under way, and as
+  /// many writes.
+  TileFlow(BlockIo& io, std::vector<char*> buffers, std::size_t at_once, std::shared_ptr<DiskMeter> meter);
 
   /// Appends tiles, which are transferred from and to `file`. Returns the position of the first. Rethrows the
   /// failure that has stopped the flow.
@@ -41,7 +43,7 @@ class TileFlow {
   /// Blocks until the tile is in its buffer. This and the next two throw the failure that has stopped the
   /// flow.
   void await_tile(std::int64_t position);
-  /// Submits the tile's write, or only frees its buffer.
+  /// Submits the tile's write, as soon as not too many are under way, or only frees its buffer.
   void leave(std::int64_t position, bool write);
   /// Blocks until all tiles before this position are written.
   void await_left(std::int64_t end);
@@ -50,13 +52,14 @@ class TileFlow {
   void stop(std::exception_ptr failure) noexcept;
   /// Prevents further reads of tiles from this position on.
   void cut(std::int64_t end) noexcept;
-  /// Forgets all tiles and the failure, once nothing is in flight. No thread may be waiting.
+  /// Forgets all tiles and the failure, once what was left is written and nothing is in flight. No thread may
+  /// be waiting.
   void reset() noexcept;
   /// Ends the threads, once nothing is in flight.
   void finish() noexcept;
 
  private:
-  enum class Stage : std::uint8_t { queued, reading, in_memory, writing, settled };
+  enum class Stage : std::uint8_t { queued, reading, in_memory, left, writing, settled };
   struct Place {
     Tile tile;
     File* file = nullptr;
@@ -79,6 +82,7 @@ class TileFlow {
   char* buffer_of(std::int64_t position) const;
   bool can_start(std::int64_t position);
   void start_reads();
+  void start_writes();
   void started(Lane& lane, IoTicket ticket, std::int64_t position);
   void ended(Lane& lane, const UnderWay& transfer);
   void tell_meter() noexcept;
@@ -91,12 +95,14 @@ class TileFlow {
   BlockIo& io_;
   const std::shared_ptr<DiskMeter> meter_;
   const std::vector<char*> buffers_;
+  const std::size_t at_once_;
 
   std::mutex mutex_;
   std::condition_variable changed_;  // a tile's stage has changed, or stopped_
   std::deque<Place> places_;         // for the positions from first_ on
   std::int64_t first_ = 0;           // all tiles before are settled
   std::int64_t next_ = 0;            // the first tile that is still queued
+  std::deque<std::int64_t> left_;    // tiles whose writes wait for others
   std::int64_t issued_ = 0;          // the first tile whose work has not been issued
   bool stopped_ = false;
   std::exception_ptr failure_;

@@ -177,7 +177,10 @@ TileRing::TileRing(TileRingOptions options, SwapFile& file, BlockIo* io, MemoryR
     impl_->buffer_free.resize(static_cast<std::size_t>(options.buffers));
     impl_->tile_read.resize(static_cast<std::size_t>(options.buffers));
   }
-  if (!file.simulated()) impl_->flow = std::make_shared<TileFlow>(*io, std::move(addresses), impl_->meter);
+  if (file.simulated()) return;
+  impl_->flow = std::make_shared<TileFlow>(
+      *io, std::move(addresses),
+      static_cast<std::size_t>(options.at_once > 0 ? options.at_once : options.buffers), impl_->meter);
 }
 
 TileRing::~TileRing() {

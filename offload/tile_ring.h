@@ -60,6 +60,9 @@ struct TileRingOptions {
   int buffers = 4;                   ///< 3 or more let read, update and write overlap; 1 or 2 work too
   std::int64_t buffer_bytes = 0;     ///< of the largest tile
   WorkRecorder* recorder = nullptr;  ///< records the disk's work in a simulation; not owned
+  /// Most reads under way, and writes; 0: as many as there are buffers. Other transfers of the disk wait for
+  /// no more.
+  int at_once = 0;
   std::shared_ptr<DiskMeter> meter = nullptr;  ///< told of transfers; null: one of its own
 };
 

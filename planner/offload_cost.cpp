@@ -49,7 +49,10 @@ class Walk {
           double begin = !config_.overlap ? now : ends.size() < ahead ? 0.0 : ends[ends.size() - ahead];
           begin = std::max(begin, ready);
           const double bytes = static_cast<double>(unit.shard) * weight_;
-          if (parameters() == OffloadTier::nvme) begin = disk = std::max(disk, begin) + bytes / rates_.nvme;
+          if (unit.shard_in_host < unit.shard && parameters() == OffloadTier::nvme) {
+            begin = disk = std::max(disk, begin) +
+                           static_cast<double>(unit.shard - unit.shard_in_host) * weight_ / rates_.nvme;
+          }
           ready = link = std::max(link, begin) + bytes / rates_.host_link;
         }
         waited_here += std::max(0.0, ready - now);
@@ -81,22 +84,27 @@ class Walk {
         bytes.to_host += unit.stays * weight;
         if (config_.offload.optimizer == OffloadTier::nvme) {
           const std::int64_t tiles =
-              schedule_.passes * std::llround(static_cast<double>(unit.kept) * schedule_.state_bytes);
+              schedule_.passes *
+              std::llround(static_cast<double>(unit.kept - unit.state_in_host) * schedule_.state_bytes);
           bytes.nvme_read += tiles;
           bytes.nvme_written += tiles;
         }
       } else {
         bytes.to_host += away(unit) * weight;
       }
-      if (parameters() == OffloadTier::nvme) bytes.nvme_written += (away(unit) + unit.stays) * weight;
+      if (parameters() == OffloadTier::nvme) {
+        bytes.nvme_written += (away(unit) + unit.stays - unit.updated_in_host) * weight;
+      }
     }
     if (parameters() == OffloadTier::none) return bytes;
     for (const UnitVisit& visit : schedule_.visits) {
       if (!visit.gathers) continue;
-      const std::int64_t brought = schedule_.units[static_cast<std::size_t>(visit.unit)].shard * weight *
-                                   (keeps() ? 1 : config_.accumulation_steps);
-      bytes.from_host += brought;
-      if (parameters() == OffloadTier::nvme) bytes.nvme_read += brought;
+      const OffloadUnit& unit = schedule_.units[static_cast<std::size_t>(visit.unit)];
+      const std::int64_t times = keeps() ? 1 : config_.accumulation_steps;
+      bytes.from_host += unit.shard * weight * times;
+      if (parameters() == OffloadTier::nvme) {
+        bytes.nvme_read += (unit.shard - unit.shard_in_host) * weight * times;
+      }
     }
     return bytes;
   }
@@ -189,12 +197,19 @@ class Walk {
         std::clamp<std::int64_t>(divide_round_up(unit.kept, config_.offload.tile_elements), 1, most_pieces);
     const double elements = static_cast<double>(unit.kept) / static_cast<double>(pieces);
     const double bytes = elements * weight_;
-    const double share =
-        static_cast<double>(away(unit)) / static_cast<double>(std::max<std::int64_t>(unit.kept, 1));
+    const auto of_kept = [&](std::int64_t some) {
+      return static_cast<double>(some) / static_cast<double>(std::max<std::int64_t>(unit.kept, 1));
+    };
+    const double share = of_kept(away(unit));
+    const double state_on_disk = 1 - of_kept(unit.state_in_host);
+    // The part of the weights that leave which goes to the disk.
+    const double written = static_cast<double>(away(unit) + unit.stays - unit.updated_in_host) /
+                           static_cast<double>(std::max<std::int64_t>(away(unit) + unit.stays, 1));
     for (std::int64_t piece = 0; piece < pieces && unit.kept > 0; ++piece) {
       if (unit.moves) {
-        if (from_disk) {
-          const double moved = 2 * static_cast<double>(schedule_.passes) * elements * schedule_.state_bytes;
+        if (from_disk && state_on_disk > 0) {
+          const double moved =
+              2 * static_cast<double>(schedule_.passes) * elements * state_on_disk * schedule_.state_bytes;
           roads.host = std::max(roads.host, take(roads.disk, moved / rates_.nvme));
         }
         arrived = take(roads.host, elements / rates_.host_update);
@@ -204,14 +219,14 @@ class Walk {
       } else if (share > 0) {
         arrived = take(roads.out, bytes * share / rates_.host_link);
       }
-      if (parameters() == OffloadTier::nvme && share > 0) {
-        arrived = std::max(arrived, take(roads.disk, bytes * share / rates_.nvme));
+      if (parameters() == OffloadTier::nvme && share * written > 0) {
+        arrived = std::max(arrived, take(roads.disk, bytes * share * written / rates_.nvme));
       }
     }
     const double sent = static_cast<double>(unit.stays) * weight_;
     if (sent > 0) {
       take(roads.out, sent / rates_.host_link);
-      if (parameters() == OffloadTier::nvme) take(roads.disk, sent / rates_.nvme);
+      if (parameters() == OffloadTier::nvme) take(roads.disk, sent * written / rates_.nvme);
       arrived = std::max({arrived, roads.out, parameters() == OffloadTier::nvme ? roads.disk : 0.0});
     }
     return arrived;

@@ -123,7 +123,7 @@ std::string model_rows(const PlanRequest& request, const PlanResult& result) {
   return text;
 }
 
-std::string state_rows(const PlanResult& result) {
+std::string state_rows(const PlanRequest& request, const PlanResult& result) {
   const Engine::StateBytes& state = result.state;
   std::vector<Tier> tiers;
   for (const Tier tier : all_tiers) {
@@ -152,6 +152,12 @@ std::string state_rows(const PlanResult& result) {
   line("in all", state.parameters + state.gradients + state.optimizer,
        [](const OnTier& on) { return on.parameters + on.gradients + on.optimizer; });
   text += fmt::format("  {:<16}{:>14}\n", "of it padding", format_bytes(state.padding));
+  if (state.asked_on_nvme > 0) {
+    text += fmt::format("  of {} B asked for on nvme {} B stay in host memory: tranche.host_state is {}{}\n",
+                        state.asked_on_nvme, state.stay_in_host,
+                        format_bytes(request.config.offload.host_state_bytes()),
+                        request.config.offload.host_state_reason);
+  }
   return text;
 }
 
@@ -381,6 +387,11 @@ ordered_json plan_object(const PlanRequest& request, const PlanResult& result, s
                        {"gradients", result.state.gradients},
                        {"optimizer", result.state.optimizer},
                        {"padding", result.state.padding}};
+  if (result.state.asked_on_nvme > 0) {
+    document["host_state"] = {{"bytes", request.config.offload.host_state_bytes()},
+                              {"asked_on_nvme", result.state.asked_on_nvme},
+                              {"stay_in_host", result.state.stay_in_host}};
+  }
   document["memory"] = ordered_json::parse(result.memory);
   ordered_json peaks = ordered_json::object();
   for (const Tier tier : all_tiers) {
@@ -461,8 +472,9 @@ std::string seconds_text(double seconds) {
 }  // namespace
 
 std::string plan_text(const PlanRequest& request, const PlanResult& result, std::int64_t budget) {
-  std::string text = model_rows(request, result) + state_rows(result) + memory_rows(request, result) +
-                     traffic_rows(request, result) + offload_rows(request, result);
+  std::string text = model_rows(request, result) + state_rows(request, result) +
+                     memory_rows(request, result) + traffic_rows(request, result) +
+                     offload_rows(request, result);
   text += beside_what_is_taken(request.host_memory, result.tier(Tier::host).peak,
                                request.device == DeviceKind::cpu ? result.tier(Tier::device).peak : 0);
   const std::vector<std::string> missing = shortages(request, result, budget);

@@ -14,6 +14,7 @@
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
 #include "tranche/partition/mesh.h"
+#include "tranche/planner/host_state.h"
 #include "tranche/planner/planner.h"
 
 namespace tranche::planner {
@@ -82,6 +83,7 @@ class Search {
       result.missing = std::max<std::int64_t>(0, peaks.device - request_.budget);
       chosen.host = peaks.host;
       chosen.nvme = peaks.nvme;
+      if (result.fits) take_host_state(result, chosen);
       if (result.fits == chosen.fits) return result;
       chosen.fits = false;
       chosen.peak = peaks.device;
@@ -89,6 +91,25 @@ class Search {
   }
 
  private:
+  /// Lets state of the choice that is asked for on nvme stay in host memory, where the configuration leaves
+  /// that to `auto`.
+  void take_host_state(FitResult& result, FitTrial& chosen) const {
+    PlanRequest at = request_.plan;
+    at.config = result.config;
+    resolve_host_state(at);
+    if (at.config.offload.host_state <= 0) return;
+    auto [plan_with_it, rank] = plan(at.config, std::numeric_limits<std::int64_t>::max());
+    const Peaks peaks = peaks_of(plan_with_it);
+    if (!within(peaks)) return;
+    result.config = at.config;
+    result.plan = std::move(plan_with_it);
+    result.rank = rank;
+    chosen.peak = peaks.device;
+    chosen.host = peaks.host;
+    chosen.nvme = peaks.nvme;
+    chosen.cost = request_.seconds ? request_.seconds(at) : cost(result.config);
+  }
+
   /// Bytes beyond the budgets.
   std::int64_t excess(const Peaks& peaks) const {
     const auto over = [](std::int64_t bytes, std::int64_t budget) {

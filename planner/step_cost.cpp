@@ -1,6 +1,7 @@
 #include "planner/step_cost.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <set>
 #include <string_view>
@@ -15,6 +16,7 @@
 #include "partition/placement.h"
 #include "planner/planned_run.h"
 #include "tranche/core/shape.h"
+#include "tranche/device/memory.h"
 #include "tranche/kernels/quantization.h"
 #include "tranche/partition/mesh.h"
 
@@ -89,8 +91,7 @@ int ranks_of_sample(const PlanRequest& request, const Config& config) {
 
 /// Tokens of a micro-batch that one rank computes.
 std::int64_t tokens_of_rank(const PlanRequest& request, const Config& config, const ModelSpec& spec) {
-  return config.micro_batch_size * spec.tokens_per_sample /
-         config.mesh_of(request.ranks).size(MeshAxis::context);
+  return config.micro_batch_size * spec.tokens_of_rank(config.mesh_of(request.ranks).size(MeshAxis::context));
 }
 
 /// Seconds of a micro-batch in which attention waits for exchanges on the axis `context`.
@@ -172,6 +173,30 @@ std::vector<UnitVisit> visits_of(const PlanRequest& request, const Config& confi
   return visits;
 }
 
+/// A buffer as tranche.host_state sees it.
+struct HomeSeeker {
+  std::size_t unit = 0;
+  std::int64_t elements = 0;  ///< of weights, that a gather brings; of state, that the rank keeps
+  std::int64_t updated = 0;   ///< of weights, those that the rank updates
+  std::int64_t bytes = 0;     ///< of all elements
+};
+
+/// Lets weights and state stay in host memory, as an engine does (Residency::choose_homes).
+void choose_homes(const OffloadConfig& offload, const std::vector<HomeSeeker>& weights,
+                  const std::vector<HomeSeeker>& states, std::vector<OffloadUnit>& units) {
+  detail::HostHomes homes(offload);
+  for (const HomeSeeker& one : weights) {
+    if (offload.parameters != OffloadTier::nvme) break;
+    if (!homes.take_weights(one.elements, one.bytes)) continue;
+    units[one.unit].shard_in_host += one.elements;
+    units[one.unit].updated_in_host += one.updated;
+  }
+  for (const HomeSeeker& one : states) {
+    if (offload.optimizer != OffloadTier::nvme) break;
+    if (homes.take_state(one.bytes)) units[one.unit].state_in_host += one.elements;
+  }
+}
+
 OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, const ModelSpec& spec,
                             const CostModel& rates) {
   OffloadSchedule schedule;
@@ -183,6 +208,12 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
   std::vector<std::size_t> unit_of;     // the unit of each
   std::vector<std::int64_t> kept;       // elements of each whose state this rank keeps
   std::vector<std::int64_t> on_device;  // elements of `kept` whose weights are whole on the device
+  std::vector<HomeSeeker> weights;      // of buffers that are not whole on the device
+  std::vector<HomeSeeker> states;       // of each trainable buffer
+  const std::unique_ptr<Optimizer> optimizer = make_optimizer(config);
+  const detail::StateClasses classes =
+      detail::classify(spec, ParameterGroups(config.group_rules, config.frozen), *optimizer);
+  const double master = config.precision.master == MasterFormat::none ? 2.0 : 4.0;
   detail::PersistentBuffers persistent(config);
   for (std::size_t u = 0; u < spec.units().size(); ++u) {
     OffloadUnit& of = schedule.units.emplace_back();
@@ -205,8 +236,16 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
         }
         trainable.push_back(largest);
         unit_of.push_back(u);
+        std::int64_t bytes = aligned_bytes(std::llround(static_cast<double>(kept.back()) * master));
+        for (const OptimizerStateTensor& state :
+             classes.classes[static_cast<std::size_t>(buffer.state_class)].states) {
+          bytes += aligned_bytes(bytes_of(state.dtype, kept.back()));
+        }
+        states.push_back({u, kept.back(), 0, bytes});
       }
       if (keeps) continue;
+      weights.push_back({u, shard, buffer.frozen ? 0 : kept.back(),
+                         aligned_bytes(shard * size_of(config.precision.compute))});
       of.shard += shard;
       of.gathered += whole;
     }
@@ -230,9 +269,11 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
     unit.kept += kept[b];
     unit.whole += on_device[b];
   }
-  const std::unique_ptr<Optimizer> optimizer = make_optimizer(config);
-  schedule.state_bytes = (config.precision.master == MasterFormat::none ? 2.0 : 4.0) +
-                         detail::state_bytes_of_element(*optimizer);
+  for (std::size_t b = 0; b < states.size(); ++b) {
+    if (!moves[b]) states[b] = {};
+  }
+  choose_homes(config.offload, weights, states, schedule.units);
+  schedule.state_bytes = master + detail::state_bytes_of_element(*optimizer);
   if (optimizer->sums({}) > 0) schedule.passes = 2;  // one pass for the sums, one for the update
   schedule.visits = visits_of(request, config, spec);
   for (UnitVisit& visit : schedule.visits) visit.operations /= ranks_of_sample(request, config);

@@ -74,7 +74,7 @@ def command(options, work, steps, more=()):
              "--set", "tranche.workspace=8MiB", "--set", "tranche.communication_slab=1MiB", "--checkpoint-dir", os.path.join(work, "run"),
              "--save-every", "1", "--keep-last", "2", "--resume", "latest"]
     if options.nvme:
-        line += ["--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path", os.path.join(work, "swap")]
+        line += ["--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path", os.path.join(work, "swap"), "--host-state", "0"]
     return line + list(more)
 
 

@@ -196,7 +196,8 @@ class Campaign:
         if not self.options.nvme:
             return []
         weights = ["--offload-param", "nvme"] if stage == 3 and self.draw.random() < 0.5 else []
-        return ["--offload-optimizer", "nvme", "--nvme-path", self.swap] + weights
+        state = ["--host-state", self.draw.choice(["0", "0", "64KiB", "auto"])]
+        return ["--offload-optimizer", "nvme", "--nvme-path", self.swap] + state + weights
 
     def check_swap(self, job, name):
         """Checks the swap files of a run that has begun: one file per rank, which no other process can find or open. A run may end before

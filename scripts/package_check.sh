@@ -19,8 +19,8 @@ inside() {
   mapfile -t others < <(apt-get install -s "$package" | sed -n 's/^Inst \([^ ]*\) .*/\1/p' | grep -vx tranche)
   apt-get install -y -q "${others[@]}" > /root/apt.log 2>&1 || { tail -n 20 /root/apt.log; exit 1; }
   echo "${#others[@]} packages of Debian"
+  touch /root/after  # it is there in both lists
   files > /root/before
-  cp /root/before /root/after  # so that both are there when files are listed
   echo "== Install"
   apt-get install -y -q --no-install-recommends "$package" 2>&1 | tee /root/apt.log | tail -n 3
   grep -q '^0 upgraded, 1 newly installed' /root/apt.log || { echo "package_check: apt installed more than the package"; exit 1; }

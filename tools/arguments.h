@@ -68,7 +68,7 @@ struct Options {
   std::optional<double> learning_rate;
   std::optional<std::string> dtype, device_memory, mesh;
   std::optional<std::string> offload_optimizer, offload_parameters;  ///< none, cpu or nvme
-  std::optional<std::string> nvme_path, host_memory, nvme_space;
+  std::optional<std::string> nvme_path, host_memory, host_state, nvme_space;
   std::optional<double> offload_ratio;
   bool offload_activations = false;
   std::string device = "cpu";

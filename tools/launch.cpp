@@ -150,6 +150,13 @@ std::int64_t Launch::broadcast_from_root(std::int64_t value) {
   return value;
 }
 
+std::int64_t Launch::least(std::int64_t value) {
+  world_
+      ->all_reduce(&value, 1, DataType::int64, ReduceOperation::minimum, {"start", "least", Traffic::control})
+      .wait();
+  return value;
+}
+
 std::string Launch::broadcast_from_root(std::string text) {
   text.resize(static_cast<std::size_t>(broadcast_from_root(static_cast<std::int64_t>(text.size()))));
   if (text.empty()) return text;

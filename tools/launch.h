@@ -43,6 +43,8 @@ class Launch {
   Launch(std::unique_ptr<Communicator> world, std::ostream& errors);
   int rank() const { return world_->rank(); }
   int size() const { return world_->size(); }
+  /// Ranks on this rank's node.
+  int local_size() const { return world_->local_size(); }
 
   /// Requires `value` to be the same on all ranks: agree() refuses the first one that is not, in the order of
   /// these calls. `name` is for people and may differ ("the digest of data file 'a.txt'"), `advice` contains
@@ -55,6 +57,8 @@ class Launch {
   int agree(const std::function<void()>& work);
   /// Collective. Returns rank 0's number on every rank.
   std::int64_t broadcast_from_root(std::int64_t value);
+  /// Collective. Returns the least of all ranks' numbers.
+  std::int64_t least(std::int64_t value);
   std::string broadcast_from_root(std::string text);
 
   /// Ends the job because of `error` on this rank: posts the cause to the peers, prints it, waits `patience`

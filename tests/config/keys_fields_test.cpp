@@ -69,10 +69,11 @@ TEST(ConfigFields, EachIsOfOneRow) {
     EXPECT_TRUE(first) << key.path << " and " << known->second << " fill one field";
   }
   // These fields have no key of their own: they follow from several keys, or record the source of a value.
-  const std::set<const void*> derived{
-      &config.loss_scaling,      &config.precision_given, &config.clipping_given,
-      &config.pipeline_cuts_key, &config.shard_size_key,  &config.shard_size,
-      &config.ignored,           &config.notes,           &config.pipeline_begins};
+  const std::set<const void*> derived{&config.loss_scaling,    &config.precision_given,
+                                      &config.clipping_given,  &config.pipeline_cuts_key,
+                                      &config.shard_size_key,  &config.shard_size,
+                                      &config.ignored,         &config.notes,
+                                      &config.pipeline_begins, &config.offload.host_state_reason};
   for (const void* field : derived) EXPECT_FALSE(bound.contains(field)) << bound[field];
   // Config contains these nine structs, MonitorConfig twice, and fields that are not structs.
   const std::size_t fields =

@@ -133,11 +133,36 @@ TEST(ConfigOffload, TheBlocksOfDeepSpeedsTutorialsAreRead) {
   EXPECT_TRUE(config.offload.uses_nvme());
   EXPECT_EQ(config.offload.io_block_bytes, 262144);
   EXPECT_EQ(config.offload.parameter_buffers, 5);
-  EXPECT_THAT(test::every_note(config), ::testing::SizeIs(11));
+  EXPECT_EQ(config.offload.most_weights_in_host, 1'000'000'000);
+  EXPECT_EQ(config.offload.host_state, -1) << "auto, until a program knows what is free";
+  EXPECT_THAT(test::every_note(config), ::testing::SizeIs(10));
   EXPECT_THAT(test::every_note(config), ::testing::Each(HasSubstr(": no meaning here: ")));
   EXPECT_THAT(test::every_note(config),
               Contains(HasSubstr("offload_param.buffer_size: no meaning here: a buffer is as large as the "
                                  "largest unit's shard")));
+}
+
+TEST(ConfigOffload, HostMemoryForStateOnNvmeIsBytesOrAuto) {
+  const auto with = [](const std::string& host_state) {
+    return parse_config("{" + given + R"(, "zero_optimization": {"stage": 3,
+      "offload_param": {"device": "nvme", "nvme_path": "/n", "max_in_cpu": 7}},
+      "tranche": {"host_state": )" +
+                            host_state + "}}",
+                        2);
+  };
+  EXPECT_EQ(with("\"2MiB\"").offload.host_state_bytes(), 2 << 20);
+  EXPECT_EQ(with("0").offload.host_state, 0);
+  EXPECT_EQ(with("\"auto\"").offload.host_state, -1);
+  EXPECT_EQ(with("\"auto\"").offload.host_state_bytes(), 0);
+  expect_round_trip(with("4096"));
+  const Config again = parse_config(with("4096").to_json(), 2);
+  EXPECT_EQ(again.offload.host_state, 4096);
+  EXPECT_EQ(again.offload.most_weights_in_host, 7);
+  EXPECT_EQ(parse_config(with("\"auto\"").to_json(), 2).offload.host_state, -1);
+  EXPECT_THAT(read({}).to_json(), ::testing::Not(HasSubstr("host_state"))) << "as versions without it wrote";
+  EXPECT_THAT(problems({"tranche.host_state=-2"}), HasSubstr("tranche.host_state"));
+  EXPECT_THAT(problems({"zero_optimization.offload_param.max_in_cpu=-1"}),
+              HasSubstr("zero_optimization.offload_param.max_in_cpu: -1 is not at least 0"));
 }
 
 TEST(ConfigOffload, HuggingFacesAutoIsTheDefault) {

@@ -68,6 +68,16 @@ TEST(EarlyUpdates, HaveTheBitsOfUpdatesAtTheBoundary) {
   }
 }
 
+TEST(EarlyUpdates, HaveThemWhereAPartOfTheStateStaysInHostMemory) {
+  for (const std::int64_t bytes : {8'000, 20'000, 1'000'000}) {
+    OddRun run = early_run();
+    run.ranks = 2;
+    run.dtype = DataType::bfloat16;
+    run.offload.host_state = bytes;
+    expect_same_bits(run, {2, 3});
+  }
+}
+
 TEST(EarlyUpdates, HaveThemWithEveryRuleAndFormatOfState) {
   const auto with = [](const std::function<void(OddRun&)>& change) {
     OddRun run = early_run();

@@ -16,6 +16,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST(EngineCalls, OrderIsChecked) {
   on_ranks({}, [](Engine& engine, Runtime& runtime) {
@@ -469,6 +470,28 @@ TEST(EngineReports, StateBeyondWhatTheMachineHasIsRefusedBeforeItIsTaken) {
               AllOf(HasSubstr("model state takes "),
                     HasSubstr(" TiB of host memory on each of 1 ranks of this node, "),
                     HasSubstr("use a higher stage or more nodes")));
+}
+
+TEST(EngineReports, StateBeyondTheMachineNamesTheFlagThatAskedForIt) {
+  const auto refusal = [](OffloadTier tier, std::int64_t host_state) {
+    ModelSpec model;
+    model.add_unit(
+        {"big", {{"w", Shape{std::int64_t{1} << 22, std::int64_t{1} << 22}, Initializer::zeros()}}, 1});
+    OddRun run;
+    run.frozen = false;
+    Config config = odd_config(run);
+    config.offload.optimizer = tier;
+    config.offload.nvme_path = "/none";
+    config.offload.host_state = host_state;
+    Runtime runtime(RuntimeOptions::from(config), make_self_communicator);
+    return message_of<OutOfMemory>([&] { const Engine engine(runtime, model, config); });
+  };
+  EXPECT_THAT(refusal(OffloadTier::cpu, -1), HasSubstr("move the optimizer to nvme"));
+  EXPECT_THAT(refusal(OffloadTier::nvme, -1), AllOf(HasSubstr("or lower offload_optimizer.ratio"),
+                                                    Not(HasSubstr("move the optimizer to nvme"))));
+  EXPECT_THAT(refusal(OffloadTier::nvme, std::int64_t{1} << 50),
+              AllOf(HasSubstr("; lower --host-state (tranche.host_state), now "),
+                    Not(HasSubstr("move the optimizer to nvme"))));
 }
 
 TEST(EngineReports, RunningOutAtTheStartNamesTheUnitAndComparesTheStages) {

@@ -126,6 +126,11 @@ Combination continued_from(const Combination& before, bool plain) {
   return c;
 }
 
+/// Half of those with state on nvme keep a part of it in host memory.
+std::int64_t part_in_host(const Combination& c) {
+  return c.documents == c.evaluate ? 0 : 100'000;
+}
+
 /// One engine of a training, on one rank.
 class Training {
  public:
@@ -265,6 +270,7 @@ CombinationOutcome train_combination(const Combination& combination, const Combi
   std::mutex mutex;
   Combination c = combination;
   c.config.offload.nvme_path = place.folder + "/swap";
+  c.config.offload.host_state = part_in_host(c);
   std::filesystem::create_directories(c.config.offload.nvme_path);
   const auto on = [&](const Combination& with,
                       const std::function<void(Engine&, Runtime&, CombinationOutcome&)>& body) {
@@ -332,6 +338,7 @@ CombinationOutcome plan_combination(const Combination& combination) {
   CombinationOutcome outcome;
   Combination c = combination;
   c.config.offload.nvme_path = std::filesystem::temp_directory_path().string();
+  c.config.offload.host_state = part_in_host(c);
   with_engine(
       c, DeviceKind::meta,
       [&](const CommunicatorOptions& options) {

@@ -189,6 +189,7 @@ inline void draw_configuration(Draw& draw, const std::vector<std::string>& froze
         .rank = 1 + draw.below(9), .dropout = draw.of({0.0, 0.0, 0.25}), .rank_scaled = draw.flip()};
     if (draw.flip()) config.lora.targets = {"*_proj", "lm_head"};
   }
+  config.offload.host_state = draw.flip() ? 0 : 4096 * draw.below(64);
 }
 
 }  // namespace tranche::models

@@ -8,12 +8,14 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <filesystem>
 #include <functional>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "tests/core/error_text.h"
@@ -354,6 +356,49 @@ INSTANTIATE_TEST_SUITE_P(Engines, TileRingTest,
                                                                                         : "Threads") +
                                   std::to_string(info.param.buffers);
                          });
+
+// However many buffers read ahead: other transfers of the disk wait behind no more tiles than are allowed.
+TEST(TileRingTransfers, NoMoreAreUnderWayThanAllowed) {
+  const TestFolder folder;
+  std::atomic<int> now[2]{}, most[2]{};  // of reads and writes
+  const auto files = detail::make_posix_file_system([&](IoCall call, std::int64_t bytes) -> std::int64_t {
+    if (call != IoCall::read && call != IoCall::write) return bytes;
+    const int kind = call == IoCall::read ? 0 : 1;
+    int seen = most[kind];
+    const int under_way = ++now[kind];
+    while (under_way > seen && !most[kind].compare_exchange_weak(seen, under_way)) {
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    --now[kind];
+    return bytes;
+  });
+  for (const int at_once : {1, 2, 0}) {
+    TileBench bench(folder.path(), *files, {.engine = BlockIoEngine::threads, .depth = 8, .hook = {}});
+    const TileRegion region = bench.region(8 * 1000, 1000, {8});
+    bench.swap.create();
+    TileRing ring({.buffers = 6, .buffer_bytes = region.bytes_of(0), .at_once = at_once}, bench.swap,
+                  bench.io.get(), bench.host);
+    pass(bench, ring, region, false, [](std::int64_t, std::int64_t i) { return i; });
+    bench.stream->synchronize();
+    most[0] = most[1] = 0;
+    std::atomic<int> wrong{0};
+    for (int round = 0; round < 2; ++round) {
+      pass(bench, ring, region, true, [&](std::int64_t value, std::int64_t i) {
+        wrong += value != i;
+        return value;
+      });
+    }
+    bench.stream->synchronize();
+    EXPECT_EQ(wrong, 0);
+    for (const auto& of_kind : most) {
+      if (at_once > 0) {
+        EXPECT_LE(of_kind, at_once);
+      } else {
+        EXPECT_GT(of_kind, 2) << "as many as there are buffers";
+      }
+    }
+  }
+}
 
 TEST(TileRingFallback, WorksWhereUringIsRefused) {
   const TestFolder folder;

@@ -162,6 +162,7 @@ PlanRequest draw(std::uint64_t number) {
   offload.tile_elements = 4096 * (1 + pick(3));
   offload.tile_buffers = 3 + pick(3);
   offload.parameter_buffers = 2 + pick(3);
+  offload.host_state = pick(2) == 0 ? 0 : 4096 * pick(200);
   offload.nvme_path = std::filesystem::temp_directory_path().string();
   // A third of the draws have replicas of the state, if the number of ranks is divisible.
   const int shards = 1 + pick(4);
@@ -445,11 +446,13 @@ PlanRequest draw_sequences(std::uint64_t number) {
   request.documents = !gpt && pick(2) == 0;
   if (pick(3) == 0) {
     for (int i = 0; i < 3; ++i) {
-      request.lengths.push_back(
-          2 * context *
-          (1 + pick(static_cast<std::uint32_t>(request.sequence) / 2 / static_cast<std::uint32_t>(context))));
+      request.lengths.push_back(1 + pick(static_cast<std::uint32_t>(request.sequence)));
     }
   }
+  // Padding in some; the longest is no longer than the table of positions.
+  if (request.sequence > 2 * context && pick(2) == 0)
+    request.sequence -= 1 + pick(2 * static_cast<std::uint32_t>(context) - 1);
+  for (std::int64_t& length : request.lengths) length = std::min(length, request.sequence);
   return request;
 }
 
@@ -529,10 +532,11 @@ TEST(PlanIsMeasured, EveryRankOfAMeshThatCutsSequences) {
     axes.meet("documents", request.documents);
     axes.meet("exchange", request.config.context_exchange);
     axes.meet("lengths", !request.lengths.empty());
+    axes.meet("padding", request.sequence % (2 * mesh.size(MeshAxis::context)) != 0);
   }
   axes.expect("parts", {2, 3, 4});
   axes.expect("stages", {1, 2});
-  for (const char* axis : {"tensor", "shards", "replicas", "documents", "lengths"}) {
+  for (const char* axis : {"tensor", "shards", "replicas", "documents", "lengths", "padding"}) {
     axes.expect(axis, {false, true});
   }
   axes.expect("stage", {0, 1, 2, 3});
@@ -748,7 +752,13 @@ TEST(PlanOfTheProgram, EqualsTheReport) {
       {"--dtype", "fp16", "--set", "tranche.vocabulary_chunk=100", "--set", "optimizer.type=\"SGD\""},
       {"--offload-optimizer", "cpu", "--offload-ratio", "0.5"},
       {"--stage", "3", "--accumulate", "2", "--offload-optimizer", "nvme", "--offload-param", "nvme",
-       "--nvme-path", folder.path("")}};
+       "--nvme-path", folder.path(""), "--host-state", "0"},
+      {"--stage", "3", "--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path",
+       folder.path(""), "--host-state", "200000"},
+      // All of it fits in free memory.
+      {"--stage", "3", "--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path",
+       folder.path("")},
+      {"--offload-optimizer", "nvme", "--nvme-path", folder.path(""), "--host-memory", "1MiB"}};
   for (const std::vector<std::string>& flags : drawn) {
     const std::string report = folder.path("r.json");
     std::vector<std::string> more = flags;

@@ -528,7 +528,7 @@ TEST(PlanCommand, SaysWhatOffloadMovesAndWhenItIsHidden) {
               offload["break_even_tokens_per_step"].get<double>(),
               0.02 * offload["break_even_tokens_per_step"].get<double>());
   const ProgramResult disk =
-      tools::test::run(plan_of({"--offload-optimizer", "nvme", "--nvme-path", "/none"}));
+      tools::test::run(plan_of({"--offload-optimizer", "nvme", "--nvme-path", "/none", "--host-state", "0"}));
   EXPECT_THAT(disk.out,
               AllOf(HasSubstr("nvme memory"), HasSubstr("read from nvme"), HasSubstr("--nvme-bandwidth")));
   EXPECT_FALSE(std::filesystem::exists("/none"));

@@ -263,9 +263,11 @@ TEST(Arguments, StudiesRefuseWhatTheyHaveNoRoomFor) {
 
 TEST(Arguments, WhereStateLives) {
   for (const char* command : {"train", "evaluate", "plan"}) {
-    const Options options = parse_arguments(
-        {command, "--offload-optimizer", "nvme", "--offload-param", "cpu", "--nvme-path", "/d",
-         "--offload-ratio", "0.5", "--offload-activations", "--host-memory", "2GiB", "--nvme-space", "1TiB"});
+    const Options options =
+        parse_arguments({command, "--offload-optimizer", "nvme", "--offload-param", "cpu", "--nvme-path",
+                         "/d", "--offload-ratio", "0.5", "--offload-activations", "--host-memory", "2GiB",
+                         "--host-state", "auto", "--nvme-space", "1TiB"});
+    EXPECT_EQ(options.host_state, "auto");
     EXPECT_EQ(options.offload_optimizer, "nvme");
     EXPECT_EQ(options.offload_parameters, "cpu");
     EXPECT_EQ(options.nvme_path, "/d");
@@ -276,7 +278,7 @@ TEST(Arguments, WhereStateLives) {
   }
   const Options none = parse_arguments({"train"});
   EXPECT_FALSE(none.offload_optimizer || none.offload_parameters || none.nvme_path || none.offload_ratio ||
-               none.offload_activations || none.host_memory || none.nvme_space);
+               none.offload_activations || none.host_memory || none.host_state || none.nvme_space);
   for (const char* flag : {"--offload-optimizer", "--offload-param"}) {
     EXPECT_EQ(error_of({"train", flag, "none"}), "") << flag;
     EXPECT_THAT(error_of({"train", flag, "disk"}),

@@ -86,8 +86,8 @@ TEST(ConfigurationChanges, KeysThatChangeNoBitsAreQuiet) {
                      "zero_optimization.offload_optimizer.device=nvme",
                      "zero_optimization.offload_optimizer.nvme_path=/scratch",
                      "activation_checkpointing.cpu_checkpointing=true", "aio.block_size=1MiB",
-                     "tranche.host_memory=1GiB", "tranche.nvme_space=1GiB", "tranche.offload_tile=4096",
-                     "tranche.io_engine=threads"}),
+                     "tranche.host_memory=1GiB", "tranche.host_state=1MiB", "tranche.nvme_space=1GiB",
+                     "tranche.offload_tile=4096", "tranche.io_engine=threads"}),
       IsEmpty());
 }
 

@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/tools/program_fixture.h"
+#include "tools/arguments.h"
+#include "tools/train/run.h"
 
 namespace tranche::tools {
 namespace {
@@ -159,6 +161,25 @@ TEST(Program, ReportHasEveryKeyOfItsSchema) {
   EXPECT_EQ(report["config"]["zero_optimization"]["stage"], 0);
 }
 
+TEST(Program, AdviceSearchesWithTheHostStateThatWasAskedFor) {
+  const TemporaryFolder folder;
+  const auto states = [&](const char* host_state) {
+    const Options options = parse_arguments(
+        tiny_train(folder, {"--stage", "3", "--offload-optimizer", "nvme", "--nvme-path", folder.path(""),
+                            "--host-memory", "1GiB", "--host-state", host_state}));
+    std::ostringstream out, errors;
+    const Output output{out, errors, false};
+    Run run(options, output);
+    EXPECT_EQ(run.prepare(), 0) << errors.str();
+    const OffloadConfig asked = run.plan_request(1).config.offload;
+    EXPECT_EQ(asked.host_state_reason, "");
+    return std::pair(asked.host_state, run.settings.config.offload.host_state);
+  };
+  EXPECT_EQ(states("4096"), std::pair(std::int64_t{4096}, std::int64_t{4096}));
+  EXPECT_EQ(states("auto").first, -1);
+  EXPECT_GT(states("auto").second, 4096) << "all that is asked for on nvme";
+}
+
 TEST(Program, OffloadChangesNoBitAndSaysWhatItMoves) {
   const TemporaryFolder folder;
   const std::string path = folder.path("r.json");
@@ -180,11 +201,27 @@ TEST(Program, OffloadChangesNoBitAndSaysWhatItMoves) {
   EXPECT_THAT(
       out, AllOf(HasSubstr("between tiers in a step, rank 0: "), HasSubstr("offload: "), HasSubstr("bound "),
                  HasSubstr("in host memory ("), HasSubstr("host link per step"), Not(HasSubstr("nvme"))));
-  const json nvme =
-      report({"--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path", swap}, &out);
+  const std::vector<std::string> on_nvme{"--offload-optimizer", "nvme", "--offload-param", "nvme",
+                                         "--nvme-path",         swap,   "--host-state"};
+  const auto with_host_state = [&](const char* bytes) {
+    std::vector<std::string> flags = on_nvme;
+    flags.emplace_back(bytes);
+    return report(flags, &out);
+  };
+  const json automatic = with_host_state("auto");
+  EXPECT_THAT(
+      out, AllOf(HasSubstr(" of state that is asked for on nvme stay in host memory: tranche.host_state is "),
+                 HasSubstr(", as auto finds "), HasSubstr("; 0 has all on the disk"),
+                 Not(HasSubstr("on nvme ("))));
+  EXPECT_EQ(automatic["steps"].back()["offload_bytes"]["nvme_read"], 0);
+  const json partly = with_host_state("200KiB");
+  EXPECT_GT(partly["steps"].back()["offload_bytes"]["nvme_read"], 0);
+  const json nvme = with_host_state("0");
+  EXPECT_GT(nvme["steps"].back()["offload_bytes"]["nvme_read"],
+            partly["steps"].back()["offload_bytes"]["nvme_read"]);
   EXPECT_THAT(out, AllOf(HasSubstr(" read from nvme, "), HasSubstr("swap file"), HasSubstr("on nvme ("),
                          HasSubstr("nvme per step")));
-  for (const json& other : {cpu, nvme}) {
+  for (const json& other : {cpu, automatic, partly, nvme}) {
     EXPECT_EQ(other["weights_digest"], plain["weights_digest"]);
     EXPECT_EQ(other["state_digest"], plain["state_digest"]);
     EXPECT_EQ(other["validation_loss"], plain["validation_loss"]);

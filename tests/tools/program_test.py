@@ -545,10 +545,10 @@ def expect_results_of_one_rank(axis, meshes, flags=()):
 
 def suite_context():
     """Ranks that share sequences have the losses, the evaluation and the greedy text of one rank, and a failing rank is named."""
-    expect_results_of_one_rank("context", [(2, ["--mesh", "context=2"]), (4, ["--mesh", "shard=2, context=2", "--stage", "3"])], ["--sequence", "12"])
+    expect_results_of_one_rank("context", [(2, ["--mesh", "context=2"]), (4, ["--mesh", "shard=2, context=2", "--stage", "3"])], ["--sequence", "14"])
     cut = TINY + ["--steps", "1000000", "--max-seconds", "100", "--mesh", "context=2"]
     side_by_side(2, [
-        (expect, cut + ["--sequence", "14"], 2, 2, ["samples of 14 tokens cannot be cut into 4 equal parts", "use sequences of 12 or 16 tokens"]),
+        (expect, cut + ["--sequence", "3"], 2, 2, ["samples of 3 tokens cannot be cut into the 4 parts", "use sequences of at least 4 tokens"]),
         (expect, cut + ["--sequence", "12", "--debug-fail", "1:2"], 2, 5, ["[rank 1] --debug-fail: told to fail in step 2", "[rank 0]", "rank 1 failed"], None, 20)])
 
 
@@ -640,11 +640,13 @@ def killed_behind(arguments, ranks, checkpoints, step):
 def suite_offload():
     """The bits are equal wherever state lives, and every tier has the planned bytes."""
     os.mkdir(path("swap"))
-    swap = ["--nvme-path", path("swap")]
+    swap = ["--nvme-path", path("swap"), "--host-state", "0"]
     model = ["--model", MODEL, "--sequence", "13", "--set", "tranche.workspace=8MiB", "--set", "tranche.communication_slab=1MiB"]
     rows = ((1, 0, "bf16", 1), (2, 1, "fp32", 3), (2, 3, "bf16", 2))
     moved = [["--offload-optimizer", "cpu"], ["--offload-optimizer", "nvme"] + swap, ["--offload-optimizer", "cpu", "--offload-ratio", "0.5"]]
-    moved_weights = [["--offload-param", "cpu"], ["--offload-optimizer", "nvme", "--offload-param", "nvme"] + swap]
+    moved_weights = [["--offload-param", "cpu"], ["--offload-optimizer", "nvme", "--offload-param", "nvme"] + swap,
+                     ["--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path", path("swap"), "--host-state", "100KiB"],
+                     ["--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path", path("swap")]]
     chosen = part([(row, flags) for row in rows for flags in moved + (moved_weights if row[1] == 3 else [])],
                   axes=lambda item: (item[0], " ".join(item[1])), name=lambda item: f"stage {item[0][1]} {' '.join(item[1])}")
     for row in rows:

@@ -53,10 +53,11 @@ TEST(Settings, FlagsOverrideTheFileAndSetOverridesFlags) {
 
 TEST(Settings, FlagsSayWhereStateLives) {
   const Config config =
-      resolve_settings(train({"--stage", "3", "--offload-optimizer", "cpu", "--offload-param", "nvme",
-                              "--nvme-path", "/a \"folder\"", "--offload-ratio", "0.5",
-                              "--offload-activations", "--host-memory", "2GiB", "--nvme-space", "1TiB"}),
-                       2)
+      resolve_settings(
+          train({"--stage", "3", "--offload-optimizer", "cpu", "--offload-param", "nvme", "--nvme-path",
+                 "/a \"folder\"", "--offload-ratio", "0.5", "--offload-activations", "--host-memory", "2GiB",
+                 "--host-state", "3MiB", "--nvme-space", "1TiB"}),
+          2)
           .config;
   EXPECT_EQ(config.offload.optimizer, OffloadTier::cpu);
   EXPECT_EQ(config.offload.parameters, OffloadTier::nvme);
@@ -66,6 +67,12 @@ TEST(Settings, FlagsSayWhereStateLives) {
   EXPECT_TRUE(config.activation_checkpointing) << "activations that are not kept cannot move";
   EXPECT_EQ(config.offload.host_memory_limit, std::int64_t{2} << 30);
   EXPECT_EQ(config.offload.nvme_limit, std::int64_t{1} << 40);
+  EXPECT_EQ(config.offload.host_state, 3 << 20);
+  EXPECT_EQ(
+      resolve_settings(train({"--offload-optimizer", "nvme", "--nvme-path", "/a", "--host-state", "auto"}), 2)
+          .config.offload.host_state,
+      -1);
+  EXPECT_THROW((void)resolve_settings(train({"--host-state", "much"}), 2), ConfigurationError);
   EXPECT_FALSE(resolve_settings(train({}), 2).config.offload.any());
 }
 

@@ -18,6 +18,7 @@
 #include "tools/train/settings.h"
 #include "tranche/core/error.h"
 #include "tranche/planner/all_meshes.h"
+#include "tranche/planner/host_state.h"
 #include "tranche/planner/plan_text.h"
 #include "tranche/planner/projection_text.h"
 #include "tranche/planner/schedule_choice.h"
@@ -235,6 +236,7 @@ int run_plan(const Options& options, const Output& output) {
       return run_mesh_search(options, *axes, output);
   }
   planner::PlanRequest request = plan_request(options);
+  if (!options.fit) planner::resolve_host_state(request);
   std::optional<planner::ProjectionRequest> projection = projection_request(options, request);
   if (projection && (options.fit || request.config.offload.any())) {
     request.rates = planner::machine_rates(*projection);

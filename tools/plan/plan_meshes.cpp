@@ -172,6 +172,13 @@ int run_mesh_search(const Options& given, const std::string& axes, const Output&
   planner::PlanRequest chosen = request.fit.plan;
   chosen.config = result.config;
   chosen.rank = result.rank;
+  // Meshes are compared with all of it on the disk, which is the most time and the least host memory.
+  OffloadConfig& offload = chosen.config.offload;
+  if (offload.uses_nvme() && offload.host_state < 0) {
+    offload.host_state = 0;
+    offload.host_state_reason =
+        ", as a search of meshes has it; a run takes what is free (--host-state auto)";
+  }
   const std::int64_t budget = request.fit.budget;
   const std::string command = training_command(options, result.config, budget);
   const bool stages = has_several_kinds(result.config, chosen.ranks);
@@ -185,6 +192,9 @@ int run_mesh_search(const Options& given, const std::string& axes, const Output&
     output.out << planner::mesh_search_text(request, result, command)
                << (stages ? planner::stage_plans_text(plans, budget)
                           : planner::plan_text(chosen, result.plan, budget));
+    if (stages && !offload.host_state_reason.empty()) {
+      output.out << "tranche.host_state is 0" << offload.host_state_reason << "\n";
+    }
   }
   if (!options.write.empty() && result.fits) {
     Config written = result.config;

@@ -18,6 +18,7 @@
 #include "tools/train/config_changes.h"
 #include "tools/train/profiling.h"
 #include "tranche/core/error.h"
+#include "tranche/planner/host_state.h"
 #include "tranche/training/metrics.h"
 
 namespace tranche::tools {
@@ -132,6 +133,7 @@ int Run::prepare() {
   }
   if (status == 0) status = keep_earlier_defaults();
   if (status == 0) status = take_adapters();
+  if (status == 0) status = resolve_host_state();
   if (status == 0)
     begins_from_checkpoint = launch.broadcast_from_root(resume_source.folder.empty() ? 0 : 1) != 0;
   if (status == 0) takes_weights_only = launch.broadcast_from_root(resume_source.weights_only ? 1 : 0) != 0;
@@ -171,6 +173,39 @@ int Run::take_adapters() {
     options.set.insert(options.set.begin(), "tranche.lora=" + saved);
     settings = resolve_settings(options, launch.size());
   });
+}
+
+planner::PlanRequest Run::plan_request(int ranks_per_node) const {
+  planner::PlanRequest request;
+  request.model.name = options.model;
+  request.model.language = settings.model;
+  request.config = settings.config;
+  if (host_state_is_auto) {
+    request.config.offload.host_state = -1;
+    request.config.offload.host_state_reason.clear();
+  }
+  request.sequence = settings.sequence;
+  request.ranks = launch.size();
+  request.ranks_per_node = ranks_per_node;
+  request.device = options.device == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
+  request.documents = data.has_documents() && settings.model->takes_documents();
+  return request;
+}
+
+int Run::resolve_host_state() {
+  OffloadConfig& offload = settings.config.offload;
+  if (!offload.uses_nvme() || offload.host_state >= 0) return 0;
+  planner::PlanRequest request = plan_request(launch.local_size());
+  request.rank = launch.rank();
+  request.host_memory = planner::host_memory_of(offload.host_memory_limit, launch.local_size());
+  const int status = launch.agree([&] {
+    planner::resolve_host_state(request, [this](std::int64_t own) { return -launch.least(-own); });
+  });
+  if (status != 0) return status;
+  host_state_is_auto = true;
+  offload.host_state = request.config.offload.host_state;
+  offload.host_state_reason = launch.broadcast_from_root(request.config.offload.host_state_reason);
+  return 0;
 }
 
 int Run::require_folder() {
@@ -365,14 +400,7 @@ std::string Run::advice_on(const std::exception_ptr& error, int ranks_per_node) 
     std::rethrow_exception(error);
   } catch (const OutOfMemory& refusal) {
     if (!refusal.of_budget() || options.command != Command::train) return {};
-    planner::PlanRequest request;
-    request.model.name = options.model;
-    request.model.language = settings.model;
-    request.config = settings.config;
-    request.sequence = settings.sequence;
-    request.ranks = launch.size();
-    request.ranks_per_node = ranks_per_node;
-    request.device = options.device == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
+    const planner::PlanRequest request = plan_request(ranks_per_node);
     // Waiting peers end the job themselves after a while, with their own status.
     return what_would_have_fitted(request, launch.size() > 1 ? 1.5 : 30);
   } catch (...) {

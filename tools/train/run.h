@@ -17,6 +17,7 @@
 #include "tools/train/resume_source.h"
 #include "tools/train/settings.h"
 #include "tranche/engine/engine.h"
+#include "tranche/planner/planner.h"
 #include "tranche/report/memory_profile.h"
 #include "tranche/training/checkpoint_schedule.h"
 #include "tranche/training/evaluation.h"
@@ -87,6 +88,11 @@ struct Run {
   /// Collective. Checks that all ranks can write checkpoints to one folder, and that no other run does.
   /// Returns the exit status.
   int require_folder();
+  /// The request for a plan of this run, with tranche.host_state as it was asked for.
+  planner::PlanRequest plan_request(int ranks_per_node) const;
+  /// Collective. Replaces tranche.host_state auto by bytes, the same on all ranks. Returns the exit status.
+  int resolve_host_state();
+  bool host_state_is_auto = false;  ///< set by resolve_host_state()
   /// The advice below an error: for OutOfMemory, a configuration that would have fitted the budget.
   std::string advice_on(const std::exception_ptr& error, int ranks_per_node) const;
   /// Runs `work` after prepare() and start(); an exception ends the job.

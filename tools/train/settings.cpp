@@ -106,6 +106,11 @@ std::vector<std::string> overrides_of(const Options& options, const std::string&
   };
   size("tranche.device_memory", options.device_memory);
   size("tranche.host_memory", options.host_memory);
+  if (options.host_state == "auto") {
+    overrides.emplace_back("tranche.host_state=\"auto\"");
+  } else {
+    size("tranche.host_state", options.host_state);
+  }
   size("tranche.nvme_space", options.nvme_space);
   const nlohmann::json document = keys_of(config_text);
   override_offload(options, document, overrides);
@@ -186,6 +191,7 @@ std::vector<std::string> notes_on_flags(const Options& options, const Config& co
   note(options.keep_last == 0, "--keep-every", "without --keep-last every checkpoint is kept");
   note(offload.optimizer == OffloadTier::none, "--offload-ratio",
        "the optimizer's state stays on the device");
+  note(!offload.uses_nvme(), "--host-state", "nothing is on nvme");
   note(offload.optimizer != OffloadTier::nvme && offload.parameters != OffloadTier::nvme, "--nvme-path",
        "nothing is on nvme");
   note(options.resume.empty() && options.resume_weights_only.empty() && options.from.empty(), "--base",

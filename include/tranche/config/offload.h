@@ -1,7 +1,9 @@
 #pragma once
 /// The location of state that need not be on the device.
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -27,9 +29,16 @@ struct OffloadConfig {
   int io_depth = 0;                     ///< `aio.queue_depth`; 0: calibrated
   std::int64_t host_memory_limit = 0;   ///< bytes a rank; 0: limited only by the machine
   std::int64_t nvme_limit = 0;          ///< bytes a rank; 0: limited only by the disk's free space
+  /// `tranche.host_state`: bytes of host memory for state that is requested on nvme; it stays there as far as
+  /// it fits. -1: auto, which programs replace by what is free; an engine takes it as 0.
+  std::int64_t host_state = -1;
+  std::string host_state_reason;  ///< the source of the number, in words for the start; no key
+  /// `offload_param.max_in_cpu`: the most elements of weights that stay in host memory this way.
+  std::int64_t most_weights_in_host = std::numeric_limits<std::int64_t>::max();
   bool any() const {
     return optimizer != OffloadTier::none || parameters != OffloadTier::none || activations;
   }
+  std::int64_t host_state_bytes() const { return uses_nvme() ? std::max<std::int64_t>(host_state, 0) : 0; }
   bool uses_nvme() const { return optimizer == OffloadTier::nvme || parameters == OffloadTier::nvme; }
 };
 

@@ -16,6 +16,9 @@ struct StateBytes {
     std::int64_t parameters = 0, gradients = 0, optimizer = 0;
   };
   std::array<OnTier, tier_count> tiers;  ///< the same bytes, by the tier that holds them
+  /// Bytes of weights, master weights and optimizer state that are requested on nvme, and how many of them
+  /// stay in host memory (tranche.host_state).
+  std::int64_t asked_on_nvme = 0, stay_in_host = 0;
   /// Elements of flat buffers whose optimizer state this rank keeps, and how many of them are offloaded.
   std::int64_t kept_elements = 0, moved_elements = 0;
 };

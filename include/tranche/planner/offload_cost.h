@@ -37,6 +37,9 @@ struct OffloadUnit {
   std::int64_t whole = 0;  ///< elements of `kept` whose weights are whole on the device, wherever others live
   std::int64_t stays = 0;  ///< elements in other buffers of a unit that moves: the device updates them, and
                            ///< their weights live elsewhere
+  // Elements that stay in host memory though they are requested on nvme (tranche.host_state): of `kept` the
+  // state, of `shard` the weights, and of the weights that the rank updates.
+  std::int64_t state_in_host = 0, shard_in_host = 0, updated_in_host = 0;
 };
 
 /// The part of a micro-batch that computes with one unit's weights.

@@ -1,0 +1,379 @@
+// tranche.host_state: state that is asked for on nvme stays in host memory as far as it fits, and tiles are
+// read ahead into what is left. No bit changes, every byte is planned, a save takes such state tile by tile.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <chrono>
+
+#include "../offload/faulty_file_system.h"
+#include "engine/offload_share.h"
+#include "offload_saving_fixture.h"
+#include "same_bits.h"
+#include "tests/core/rounds.h"
+#include "tranche/core/random.h"
+
+namespace tranche::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using tranche::testing::FaultyFileSystem;
+using tranche::testing::FileOperation;
+
+class HostState : public OffloadSaving {
+ protected:
+  OddRun run_of(int ranks, bool weights) const {
+    OddRun run =
+        setup(ranks, weights ? 3 : 2, OffloadTier::nvme, weights ? OffloadTier::nvme : OffloadTier::none);
+    return run;
+  }
+  /// Bytes of a rank that are asked for on nvme, and those of the device's part of them that stay.
+  static Engine::StateBytes bytes_of_state(const OddRun& run) {
+    Engine::StateBytes bytes;
+    on_tiled_ranks(run, [&](Engine& engine, Runtime& runtime) {
+      if (runtime.rank() == 0) bytes = engine.state_bytes();
+    });
+    return bytes;
+  }
+  /// The state after three steps, of which the second is skipped; at least one tile is read in each.
+  static kernels::Digest trained(const OddRun& run, bool expect_disk) {
+    kernels::Digest digest;
+    on_tiled_ranks(run, [&](Engine& engine, Runtime& runtime) {
+      for (const char* poison : {"", "prime.c", ""}) {
+        const StepResult step = one_step(engine, runtime, poison);
+        EXPECT_EQ(step.applied, *poison == 0);
+        EXPECT_EQ(step.offload_traffic.nvme_read > 0, expect_disk) << run.offload.host_state;
+      }
+      const kernels::Digest mine = engine.state_digest();
+      if (runtime.rank() == 0) digest = mine;
+    });
+    return digest;
+  }
+};
+
+TEST_F(HostState, WholeBuffersStayInOrderWhileBytesLast) {
+  OffloadConfig offload;
+  offload.optimizer = OffloadTier::nvme;
+  const auto homes = [&](std::int64_t bytes) {
+    offload.host_state = bytes;
+    return detail::HostHomes(offload);
+  };
+  detail::HostHomes none = homes(-1);  // auto that nobody replaced
+  EXPECT_FALSE(none.take_state(1));
+  detail::HostHomes some = homes(100);
+  EXPECT_TRUE(some.take_weights(10, 40));
+  EXPECT_FALSE(some.take_state(61));
+  EXPECT_TRUE(some.take_state(60)) << "a smaller one behind takes the rest";
+  EXPECT_FALSE(some.take_state(1));
+  offload.most_weights_in_host = 15;
+  detail::HostHomes few = homes(100);
+  EXPECT_TRUE(few.take_weights(10, 20));
+  EXPECT_FALSE(few.take_weights(10, 20)) << "beyond max_in_cpu";
+  EXPECT_TRUE(few.take_weights(5, 10));
+  EXPECT_TRUE(few.take_state(70));
+  offload.optimizer = OffloadTier::cpu;
+  EXPECT_FALSE(homes(100).take_state(1)) << "nothing is asked for on nvme";
+}
+
+TEST_F(HostState, NoBudgetChangesABit) {
+  int point = 0;
+  for (const int ranks : {1, 2}) {
+    for (const bool weights : {false, true}) {
+      OddRun run = run_of(ranks, weights);
+      const std::int64_t all = bytes_of_state(run).asked_on_nvme;
+      ASSERT_GT(all, 0);
+      OddRun never = run;
+      never.offload = {};
+      const kernels::Digest expected = trained(never, false);
+      // Nothing; one tile more in the ring; half; all but one unit; all; more than there is.
+      for (const std::int64_t bytes :
+           {std::int64_t{0}, std::int64_t{60'000}, all / 2, all - 1, all, 2 * all}) {
+        for (const bool overlap : {true, false}) {
+          if (!swept(point++, 3)) continue;
+          run.offload.host_state = bytes;
+          run.overlap = overlap;
+          run.offload.tile_buffers = 3 + point % 3;
+          run.offload.parameter_buffers = 2 + point % 2;
+          EXPECT_EQ(trained(run, bytes < all), expected) << run.to_string() << " " << bytes;
+          const Engine::StateBytes state = bytes_of_state(run);
+          EXPECT_EQ(state.asked_on_nvme, all);
+          EXPECT_LE(state.stay_in_host, bytes);
+          EXPECT_EQ(state.stay_in_host == all, bytes >= all);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(HostState, EveryRuleAndFormatOfStateHasTheBitsOfTheDevice) {
+  OddRun run;
+  run.dtype = DataType::bfloat16;
+  run.stage = 3;
+  const auto expect_equal = [&](const std::string& what) {
+    OddRun never = run;
+    const OddResult expected = train_odd(never);
+    OddRun other = run;
+    other.offload = setup(1, 3, OffloadTier::nvme, OffloadTier::nvme).offload;
+    for (const std::int64_t bytes : {10'000, 25'000, 1'000'000}) {
+      other.offload.host_state = bytes;
+      expect_same(expected, train_odd(other), other, Skips::as_expected);
+      if (HasFailure()) FAIL() << what;
+    }
+  };
+  for (const char* rule : {"AdamW", "Lamb", "Muon", "SGD", "Lion"}) {
+    run.optimizer = rule;
+    expect_equal(rule);
+  }
+  run.optimizer = "AdamW";
+  for (const MasterFormat master : {MasterFormat::split, MasterFormat::none}) {
+    run.master = master;
+    expect_equal("master");
+  }
+  run.master = MasterFormat::fp32;
+  run.moments = DataType::bfloat16;
+  expect_equal("bf16 moments");
+  run.large = true;
+  run.moments = DataType::block8;
+  expect_equal("block8 moments");
+}
+
+TEST_F(HostState, FortyDrawnBudgetsAreWhatIsPlanned) {
+  const RandomKey key{47, RandomPurpose::test, 0};
+  std::uint64_t draw = 0;
+  const auto pick = [&](std::uint32_t n) { return static_cast<int>(random_bits(key, draw++) % n); };
+  int partly = 0;
+  for (int i = 0; i < 40; ++i) {
+    const bool weights = pick(2) == 0;
+    OddRun run;
+    run.ranks = 1 + pick(3);
+    run.stage = weights ? 3 : pick(4);
+    run.dtype = pick(2) == 0 ? DataType::bfloat16 : DataType::float32;
+    run.accumulation = 1 + pick(2);
+    run.offload = setup(1, 3, OffloadTier::nvme, weights ? OffloadTier::nvme : OffloadTier::none).offload;
+    run.offload.ratio = pick(4) == 0 ? 0.7 : 1;
+    run.offload.host_state = 256 * pick(160);
+    if (weights && pick(3) == 0) run.offload.most_weights_in_host = 256 * pick(8);
+    const OddResult measured = train_odd(run);
+    run.device = DeviceKind::meta;
+    const OddResult planned = train_odd(run);
+    const auto expect_books = [&](const TierAccount& plan, const TierAccount& run_has, const char* tier) {
+      EXPECT_EQ(plan.peak, run_has.peak) << tier << " " << run.to_string();
+      EXPECT_EQ(plan.category_peak.bytes, run_has.category_peak.bytes) << tier << " " << run.to_string();
+      EXPECT_EQ(plan.persistent.bytes, run_has.persistent.bytes) << tier << " " << run.to_string();
+    };
+    expect_books(planned.accounts[0], measured.accounts[0], "device");
+    expect_books(planned.host_accounts[0], measured.host_accounts[0], "host");
+    expect_books(planned.nvme_accounts[0], measured.nvme_accounts[0], "nvme");
+    const OffloadTraffic plan = planned.steps.back().offload_traffic,
+                         moved = measured.steps.back().offload_traffic;
+    EXPECT_EQ(plan.to_host, moved.to_host);
+    EXPECT_EQ(plan.from_host, moved.from_host);
+    EXPECT_EQ(plan.nvme_read, moved.nvme_read);
+    EXPECT_EQ(plan.nvme_written, moved.nvme_written);
+    const Engine::StateBytes& state = measured.state_bytes[0];
+    EXPECT_LE(state.stay_in_host, run.offload.host_state);
+    partly += state.stay_in_host > 0 && state.stay_in_host < state.asked_on_nvme ? 1 : 0;
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(partly, 15) << "draws that keep a part";
+}
+
+TEST_F(HostState, AHomeAndAReadAheadBufferTakeWhatTheBudgetSays) {
+  // The unit "wider" has 12297 + 8197 elements; "wide" 8269; what is left of the budget is tiles.
+  OddRun run = run_of(1, false);
+  std::int64_t before = 0;
+  const auto host_peak = [&](std::int64_t bytes) {
+    run.offload.host_state = bytes;
+    std::int64_t peak = 0;
+    on_tiled_ranks(run, [&](Engine& engine, Runtime& runtime) {
+      (void)one_step(engine, runtime);
+      peak = runtime.ledger().account(Tier::host).peak;
+    });
+    return peak;
+  };
+  before = host_peak(0);
+  constexpr std::int64_t tile = 3 * 4096 * 4;
+  // All but the two large units stay; beside them one more tile fits.
+  run.offload.host_state = 0;
+  std::int64_t small = 0;
+  on_tiled_ranks(run, [&](Engine& engine, Runtime&) {
+    for (const UnitSpec& unit : engine.model().units()) {
+      std::int64_t elements = 0;
+      for (const TensorSpec& tensor : unit.tensors) {
+        if (tensor.name != odd_frozen_tensor) elements += (tensor.shape.elements() + 63) / 64 * 64;
+      }
+      elements = (elements + 255) / 256 * 256;
+      if (elements < 4096) small += 12 * elements;
+    }
+  });
+  EXPECT_EQ(host_peak(small), before + small);
+  EXPECT_EQ(host_peak(small + tile), before + small) << "a buffer takes a little more than a tile";
+  EXPECT_EQ(host_peak(small + tile + 4096), before + small + tile + 4096);
+}
+
+TEST_F(HostState, ARuleWithSumsTakesNoBuffersToReadAhead) {
+  for (const char* optimizer : {"AdamW", "Lamb"}) {
+    OddRun run = run_of(1, false);
+    run.optimizer = optimizer;
+    std::int64_t peak = 0, stays = 0;
+    const auto measure = [&](std::int64_t bytes) {
+      run.offload.host_state = bytes;
+      on_tiled_ranks(run, [&](Engine& engine, Runtime& runtime) {
+        (void)one_step(engine, runtime);
+        peak = runtime.ledger().account(Tier::host).peak;
+        stays = engine.state_bytes().stay_in_host;
+      });
+    };
+    measure(0);
+    const std::int64_t before = peak;
+    measure(200'000);
+    EXPECT_GT(stays, 0);
+    if (run.optimizer == "Lamb") {
+      EXPECT_EQ(peak, before + stays);
+    } else {
+      EXPECT_GT(peak, before + stays);
+    }
+  }
+}
+
+TEST_F(HostState, ASaveTakesStateThatStaysTileByTile) {
+  int number = 0;
+  for (const bool weights : {false, true}) {
+    for (const std::int64_t bytes : {std::int64_t{60'000}, std::int64_t{150'000}, std::int64_t{10'000'000}}) {
+      OddRun run = run_of(2, weights);
+      const std::vector<kernels::Digest> expected = undisturbed(run, 4, 2);
+      run.offload.host_state = bytes;
+      const std::string folder = path("saves" + std::to_string(number++));
+      const auto snapshot_peak = [&](const Runtime& runtime) {
+        return runtime.ledger().account(Tier::host).category_peak[Category::other];
+      };
+      const auto saved_from = [&](std::int64_t host_state) {  // the memory that the save's copy takes
+        OddRun saving = run;
+        saving.offload.host_state = host_state;
+        std::int64_t peak = 0;
+        on_tiled_ranks(saving, [&](Engine& engine, Runtime& runtime) {
+          engine.save(folder + "-memory-" + std::to_string(host_state), {.wait = true});
+          if (runtime.rank() == 0) peak = snapshot_peak(runtime);
+        });
+        return peak;
+      };
+      EXPECT_EQ(saved_from(bytes), saved_from(0)) << "it does not grow with what stays";
+      on_tiled_ranks(run, [&](Engine& engine, Runtime& runtime) {
+        (void)one_step(engine, runtime);
+        engine.save(folder);
+        EXPECT_TRUE(one_step(engine, runtime).applied);
+        engine.save(folder);
+        EXPECT_FALSE(one_step(engine, runtime, "prime.c").applied);
+        engine.save(folder);
+        (void)engine.finish_saving();  // hands over what no step has
+        (void)one_step(engine, runtime);
+        EXPECT_EQ(engine.state_digest(), expected[4]);
+      });
+      EXPECT_EQ(stored(run, folder + "/step-00000001"), expected[1]);
+      EXPECT_EQ(stored(run, folder + "/step-00000002"), expected[2]);
+      EXPECT_EQ(stored(run, folder + "/step-00000003"), expected[2]);
+      // Another budget goes on from it.
+      OddRun other = run;
+      other.offload.host_state = bytes == 60'000 ? 10'000'000 : 0;
+      on_tiled_ranks(other, [&](Engine& engine, Runtime& runtime) {
+        engine.load(folder + "/step-00000003");
+        EXPECT_EQ(engine.state_digest(), expected[2]);
+        (void)one_step(engine, runtime);
+        EXPECT_EQ(engine.state_digest(), expected[4]);
+        engine.save(folder);
+        (void)engine.finish_saving();
+      });
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_F(HostState, WritingStateThatASaveStillOwesWaitsForIt) {
+  OddRun run = run_of(1, true);
+  run.offload.host_state = 10'000'000;
+  const std::vector<kernels::Digest> expected = undisturbed(run, 1);
+  on_tiled_ranks(run, [&](Engine& engine, Runtime& runtime) {
+    (void)one_step(engine, runtime);
+    engine.save(path("saves"));
+    std::vector<float> values = engine.read_weight("prime.c");
+    for (float& value : values) value += 1;
+    engine.write_weight("prime.c", values);
+    (void)engine.finish_saving();
+    EXPECT_NE(engine.state_digest(), expected[1]);
+  });
+  EXPECT_EQ(stored(run, path("saves") + "/step-00000001"), expected[1]);
+}
+
+TEST_F(HostState, AFailureOfAReadAheadIsNamedAndEndsTheRun) {
+  OddRun run = run_of(1, false);
+  run.offload.host_state = 200'000;  // small units stay, and a large one passes with tiles read ahead
+  FaultyFileSystem files(detail::posix_file_system());
+  std::string first;
+  on_tiled_ranks(
+      run,
+      [&](Engine& engine, Runtime& runtime) {
+        (void)one_step(engine, runtime);
+        engine.save(path("before"), {.wait = true});
+        // Reads of the next step begin with its micro-batch: the first that fails is one ahead of the update.
+        files.inject({.operation = FileOperation::read, .nth = 1, .times = -1, .code = EIO});
+        try {
+          for (int step = 0; step < 2; ++step) (void)one_step(engine, runtime);
+          (void)engine.state_digest();
+        } catch (const IoError& error) {
+          first = error.message();
+        }
+        files.clear();
+      },
+      &files);
+  EXPECT_THAT(first, AllOf(HasSubstr("read of bytes"), HasSubstr("Input/output error")));
+  EXPECT_EQ(stored(run, path("before") + "/step-00000001"), undisturbed(run, 1)[1]);
+}
+
+TEST_F(HostState, ASlowDiskIsWaitedFor) {
+  OddRun run = run_of(1, true);
+  OddRun never = run;
+  never.offload = {};
+  const kernels::Digest expected = trained(never, false);
+  for (const std::int64_t bytes : {0, 100'000, 250'000}) {
+    run.offload.host_state = bytes;
+    FaultyFileSystem files(detail::posix_file_system());
+    kernels::Digest digest;
+    on_tiled_ranks(
+        run,
+        [&](Engine& engine, Runtime& runtime) {
+          files.inject({.operation = FileOperation::read,
+                        .nth = 1,
+                        .times = -1,
+                        .delay = std::chrono::milliseconds(3)});
+          for (const char* poison : {"", "prime.c", ""}) (void)one_step(engine, runtime, poison);
+          digest = engine.state_digest();
+          files.clear();
+        },
+        &files);
+    EXPECT_EQ(digest, expected) << bytes;
+  }
+}
+
+TEST_F(HostState, TheStartSaysWhatStaysAndWhy) {
+  OddRun run = run_of(1, true);
+  const auto summary = [&] {
+    std::string text;
+    on_tiled_ranks(run, [&](Engine& engine, Runtime&) { text = engine.summary(); });
+    return text;
+  };
+  EXPECT_THAT(summary(), Not(HasSubstr("asked for on nvme"))) << "auto that nobody replaced is 0, as before";
+  run.offload.host_state = 10'000'000;
+  EXPECT_THAT(summary(),
+              HasSubstr(" of state that is asked for on nvme stay in host memory: tranche.host_state is "
+                        "9.54 MiB\n"));
+  run.offload.host_state = 0;
+  run.offload.host_state_reason = ", as auto finds nothing";
+  EXPECT_THAT(summary(), HasSubstr("0 B of "));
+  EXPECT_THAT(summary(), HasSubstr("tranche.host_state is 0 B, as auto finds nothing\n"));
+}
+
+}  // namespace
+}  // namespace tranche::test

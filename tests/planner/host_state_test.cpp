@@ -1,0 +1,292 @@
+// tranche.host_state auto: what a plan finds free, what it says of it, and what the search makes of it.
+#include "tranche/planner/host_state.h"
+
+#include <gmock/gmock.h>
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "tests/tools/program_fixture.h"
+#include "tranche/comm/backends.h"
+#include "tranche/core/error.h"
+#include "tranche/planner/plan_text.h"
+
+namespace tranche::planner {
+namespace {
+
+using nlohmann::json;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+PlanRequest request_of(int ranks, OffloadTier parameters = OffloadTier::nvme) {
+  PlanRequest request;
+  request.model = load_plan_model("gpt-nano");
+  request.ranks = ranks;
+  request.sequence = 16;
+  request.config = parse_config(
+      R"({"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1})",
+      ranks);
+  request.config.stage = 3;
+  request.config.workspace_bytes = std::int64_t{8} << 20;
+  request.config.offload.optimizer = OffloadTier::nvme;
+  request.config.offload.parameters = parameters;
+  request.config.offload.nvme_path = "/none";
+  return request;
+}
+
+HostMemory limit(std::int64_t bytes) {
+  return {.source = HostMemory::Source::configuration, .bytes = bytes};
+}
+
+std::int64_t resolved(PlanRequest request) {
+  resolve_host_state(request);
+  return request.config.offload.host_state;
+}
+
+std::int64_t host_peak(PlanRequest request, std::int64_t bytes) {
+  request.config.offload.host_state = bytes;
+  return plan_run(request).tier(Tier::host).peak;
+}
+
+TEST(HostState, IsWhatALimitLeavesBesideAllElse) {
+  for (const int ranks : {1, 2}) {
+    PlanRequest request = request_of(ranks);
+    const PlanResult none = plan_run(request);
+    const std::int64_t least = none.tier(Tier::host).peak, all = none.state.asked_on_nvme;
+    ASSERT_GT(all, 0);
+    EXPECT_EQ(none.state.stay_in_host, 0) << "an engine takes auto as 0";
+    request.host_memory = limit(least);
+    EXPECT_EQ(resolved(request), 0);
+    request.host_memory = limit(least / 2);
+    EXPECT_EQ(resolved(request), 0);
+    std::int64_t before = 0;
+    for (const int part : {1, 2, 3}) {
+      request.host_memory = limit(least + all * part / 4);
+      const std::int64_t bytes = resolved(request);
+      EXPECT_GE(bytes, all * part / 4);
+      EXPECT_GE(bytes, before);
+      EXPECT_LE(host_peak(request, bytes), request.host_memory.bytes) << "within the limit, to the byte";
+      before = bytes;
+    }
+    request.host_memory = limit(least + 2 * all);
+    EXPECT_EQ(resolved(request), all) << "no more than there is";
+  }
+}
+
+TEST(HostState, IsWithinALimitHoweverItsBytesAreRounded) {
+  int found = 0;
+  for (const DataType moments : {DataType::float32, DataType::block8}) {
+    for (const std::int64_t tile : {std::int64_t{4096}, std::int64_t{1} << 20}) {
+      for (const OffloadTier parameters : {OffloadTier::none, OffloadTier::nvme}) {
+        PlanRequest request = request_of(2, parameters);
+        request.config.precision.moments = moments;
+        request.config.offload.tile_elements = tile;
+        const PlanResult none = plan_run(request);
+        const std::int64_t least = none.tier(Tier::host).peak, all = none.state.asked_on_nvme;
+        for (const std::int64_t edge : {std::int64_t{0}, all / 3, all}) {
+          for (const std::int64_t beside : {-4096, -257, -1, 1, 256, 4096}) {
+            request.host_memory = limit(least + edge + beside);
+            const std::int64_t bytes = resolved(request);
+            if (edge + beside >= 0) EXPECT_LE(host_peak(request, bytes), request.host_memory.bytes);
+            if (edge > 0) EXPECT_GE(bytes, edge + beside - 8192) << "no more than rounding is lost";
+            found += bytes > 0 ? 1 : 0;
+            if (HasFailure()) {
+              FAIL() << name_of(moments) << ", tiles of " << tile << ", " << name_of(parameters) << ", "
+                     << edge << " of " << all << ", beside it " << beside;
+            }
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(found, 90);
+}
+
+TEST(HostState, FewMicroBatchesStandForMany) {
+  PlanRequest request = request_of(1);
+  const PlanResult none = plan_run(request);
+  request.host_memory = limit(none.tier(Tier::host).peak + none.state.asked_on_nvme / 2);
+  const std::int64_t few = resolved(request);
+  request.config.accumulation_steps = 100'000;  // their plans would take hours
+  request.config.train_batch_size = 100'000;
+  EXPECT_NEAR(static_cast<double>(resolved(request)), static_cast<double>(few), 1 << 16);
+}
+
+TEST(HostState, LeavesBytesThatAreGivenAndTiersThatAreNone) {
+  PlanRequest request = request_of(1);
+  request.host_memory = limit(std::int64_t{1} << 40);
+  request.config.offload.host_state = 4711;
+  EXPECT_EQ(resolved(request), 4711);
+  request.config.offload.host_state = -1;
+  request.config.offload.optimizer = request.config.offload.parameters = OffloadTier::cpu;
+  EXPECT_EQ(resolved(request), -1);
+}
+
+TEST(HostState, NoLimitThatIsKnownKeepsNothing) {
+  PlanRequest request = request_of(1);
+  resolve_host_state(request);
+  EXPECT_EQ(request.config.offload.host_state, 0);
+  EXPECT_THAT(request.config.offload.host_state_reason, HasSubstr("auto finds no limit of host memory"));
+}
+
+TEST(HostState, LeavesHalfOfAMachineAndCountsACpusDeviceMemory) {
+  PlanRequest request = request_of(1);
+  const PlanResult none = plan_run(request);
+  const std::int64_t beside = none.tier(Tier::host).peak + none.tier(Tier::device).peak;
+  request.host_memory = {HostMemory::Source::this_machine, 2 * beside, 2 * beside, 1};
+  EXPECT_EQ(resolved(request), 0);
+  request.host_memory.bytes += none.state.asked_on_nvme;
+  resolve_host_state(request);
+  EXPECT_GE(request.config.offload.host_state, none.state.asked_on_nvme / 2);
+  EXPECT_LT(request.config.offload.host_state, none.state.asked_on_nvme);
+  EXPECT_THAT(request.config.offload.host_state_reason,
+              HasSubstr("(half of what this machine has available; --host-memory gives another limit)"));
+  request.config.offload.host_state = -1;
+  const std::int64_t room = none.state.asked_on_nvme / 2;
+  const std::int64_t available = (beside + room + 7) / 7 * 8;
+  request.host_memory = {HostMemory::Source::control_group, available, available, 1};
+  resolve_host_state(request);
+  EXPECT_GE(request.config.offload.host_state, room);
+  EXPECT_LT(request.config.offload.host_state, none.state.asked_on_nvme);
+  EXPECT_THAT(request.config.offload.host_state_reason,
+              AllOf(HasSubstr("what its control group's limit leaves, less "), HasSubstr("all else takes")));
+}
+
+TEST(HostState, RanksOfATensorAxisTakeTheSameBytes) {
+  PlanRequest request = request_of(4, OffloadTier::none);
+  request.config.mesh = "shard=2, tensor=2";
+  request.config.train_batch_size = 2;
+  const PlanResult none = plan_run(request);
+  request.host_memory = limit(none.tier(Tier::host).peak + none.state.asked_on_nvme / 2);
+  const std::int64_t bytes = resolved(request);
+  EXPECT_GT(bytes, 0);
+  for (int rank = 0; rank < 4; ++rank) {
+    request.rank = rank;
+    EXPECT_EQ(resolved(request), bytes) << rank;
+    EXPECT_LE(host_peak(request, bytes), request.host_memory.bytes) << rank;
+  }
+}
+
+/// Calls `work` with each rank, and a number that all agree on.
+void on_all_ranks(int ranks, const std::function<void(int, const MostOfAll&)>& work) {
+  run_thread_ranks(ranks, [&](int rank, const CommunicatorFactory& factory) {
+    CommunicatorOptions options;
+    options.timeout_seconds = 20;
+    const std::unique_ptr<Communicator> world = factory(options);
+    work(rank, [&](std::int64_t own) {
+      own = -own;
+      world
+          ->all_reduce(&own, 1, DataType::int64, ReduceOperation::minimum, {"test", "most", Traffic::control})
+          .wait();
+      return -own;
+    });
+  });
+}
+
+TEST(HostState, RanksThatPlanThemselvesFindTheSame) {
+  PlanRequest request = request_of(4, OffloadTier::none);
+  request.config.mesh = "shard=2, tensor=2";
+  request.config.train_batch_size = 2;
+  const PlanResult none = plan_run(request);
+  request.host_memory = limit(none.tier(Tier::host).peak + none.state.asked_on_nvme / 2);
+  const std::int64_t expected = resolved(request);
+  std::array<std::int64_t, 4> found{};
+  on_all_ranks(4, [&](int rank, const MostOfAll& most) {
+    PlanRequest own = request;
+    own.rank = rank;
+    if (rank > 1) own.host_memory.bytes *= 2;  // the least limit holds
+    resolve_host_state(own, most);
+    found[static_cast<std::size_t>(rank)] = own.config.offload.host_state;
+  });
+  EXPECT_THAT(found, testing::Each(expected));
+}
+
+TEST(HostState, ARankWhosePlanFailsThrowsAndHoldsUpNone) {
+  std::array<std::string, 3> errors;
+  on_all_ranks(3, [&](int rank, const MostOfAll& most) {
+    PlanRequest own = request_of(3);
+    own.rank = rank;
+    own.host_memory = limit(std::int64_t{1} << 40);
+    if (rank == 1) own.lengths = {100};
+    try {
+      resolve_host_state(own, most);
+      EXPECT_EQ(own.config.offload.host_state, 0) << "a rank that has no plan fits nowhere";
+    } catch (const ConfigurationError& error) {
+      errors[static_cast<std::size_t>(rank)] = error.message();
+    }
+  });
+  EXPECT_EQ(errors[0] + errors[2], "");
+  EXPECT_THAT(errors[1], HasSubstr("a length of 100 is planned"));
+}
+
+TEST(HostState, LeavesRoomToPutHalvesOfWeightsTogether) {
+  const auto beside = [](MasterFormat master, double ratio) {
+    PlanRequest request = request_of(1, OffloadTier::none);
+    request.config.precision.master = master;
+    request.config.offload.ratio = ratio;
+    const std::int64_t peak = plan_run(request).tier(Tier::host).peak;
+    request.host_memory = limit(std::int64_t{1} << 30);
+    for (std::int64_t room = 0;; room += 4096) {  // until the first byte is free for state
+      request.host_memory = limit(peak + room + 1);
+      if (resolved(request) > 0) return room;
+    }
+  };
+  EXPECT_EQ(beside(MasterFormat::split, 1), 0) << "tiles have whole master weights";
+  EXPECT_EQ(beside(MasterFormat::fp32, 0.5), 0);
+  // The largest unit of gpt-nano in fp32 stays on the device with a ratio of 0.5.
+  EXPECT_GE(beside(MasterFormat::split, 0.5), 32'768 * 4);
+}
+
+TEST(HostState, TheSearchChoosesItWithinItsBudgets) {
+  FitRequest fit;
+  fit.plan = request_of(1);
+  fit.keep_optimizer_tier = fit.keep_parameters_tier = true;
+  const PlanResult none = plan_run(fit.plan);
+  fit.budget = none.tier(Tier::device).peak * 2;
+  fit.plan.host_memory = limit(none.tier(Tier::host).peak * 2 + none.state.asked_on_nvme / 2);
+  const FitResult chosen = find_fit(fit);
+  ASSERT_TRUE(chosen.fits);
+  EXPECT_GT(chosen.config.offload.host_state, 0);
+  EXPECT_GT(chosen.plan.state.stay_in_host, 0);
+  EXPECT_LE(chosen.plan.tier(Tier::host).peak, fit.plan.host_memory.bytes);
+  EXPECT_EQ(chosen.ladder[chosen.chosen].host, chosen.plan.tier(Tier::host).peak);
+  EXPECT_EQ(json::parse(chosen.config.to_json())["tranche"]["host_state"], chosen.config.offload.host_state);
+  fit.plan.config.offload.host_state = 0;
+  EXPECT_EQ(find_fit(fit).plan.state.stay_in_host, 0);
+}
+
+TEST(HostState, PlansSayWhatStaysToTheByte) {
+  const auto plan = [](std::vector<std::string> more) {
+    std::vector<std::string> arguments{
+        "plan", "--model",         "gpt-nano", "--sequence",  "16",   "--stage", "3", "--offload-optimizer",
+        "nvme", "--offload-param", "nvme",     "--nvme-path", "/none"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const tools::test::ProgramResult result = tools::test::run(arguments);
+    EXPECT_EQ(result.status, 0) << result.errors;
+    return result.out;
+  };
+  const json disk = json::parse(plan({"--host-state", "0", "--json"}))["host_state"];
+  EXPECT_EQ(disk["stay_in_host"], 0);
+  const std::string all = std::to_string(disk["asked_on_nvme"].get<std::int64_t>());
+  EXPECT_THAT(plan({"--host-state", "0"}),
+              HasSubstr("of " + all + " B asked for on nvme 0 B stay in host memory"));
+  EXPECT_THAT(plan({"--host-memory", "1GiB"}),
+              AllOf(HasSubstr("of " + all + " B asked for on nvme " + all + " B stay in host memory"),
+                    HasSubstr("as auto finds 1.00 GiB a rank (the limit that is given)"),
+                    Not(HasSubstr("read from nvme"))));
+  EXPECT_THAT(plan({"--host-memory", "0"}), HasSubstr("auto finds no limit of host memory"));
+  EXPECT_THAT(plan({"--host-state", "100KiB"}), HasSubstr("tranche.host_state is 100.00 KiB\n"));
+  const auto search = [&](const char* ranks, const char* axes) {
+    return plan({"--fit", "64MiB", "--ranks", ranks, "--mesh", axes, "--set", "tranche.workspace=1MiB"});
+  };
+  EXPECT_THAT(search("1", "search"),
+              HasSubstr("tranche.host_state is 0 B, as a search of meshes has it; a run takes what is free"));
+  EXPECT_THAT(search("2", "search, tensor=2"),
+              HasSubstr("\ntranche.host_state is 0, as a search of meshes has it; a run takes what is free"));
+}
+
+}  // namespace
+}  // namespace tranche::planner
