@@ -245,7 +245,7 @@ TEST(EarlyUpdates, HappenWhileTheBackwardPassGoesOn) {
         for (int ms = 0; unit == 2 && !updated && ms < 20'000; ++ms) {
           std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
-        EXPECT_TRUE(unit != 2 || updated) << "the update waits for step()";
+        ASSERT_TRUE(unit != 2 || updated) << "the update waits for step()";
       }
       std::move(engine.gradients({0})).reduce();
       end_with(engine, 1.0, config.micro_batch_size);
