@@ -180,25 +180,6 @@ TEST(EarlyUpdates, HaveThemInWhateverOrderGradientsAreCompleted) {
   }
 }
 
-// The order in which a unit's buffers are visited is theirs, so that the first pass reads nothing twice.
-TEST(EarlyUpdates, FindTheOrderOfTheirFirstPassInTheModel) {
-  OddRun run = early_run();
-  run.stage = 3;
-  run.ranks = 2;
-  run.persistent = 200;
-  run.update = UpdateTime::as_reduced;
-  run.offload.optimizer = OffloadTier::nvme;
-  on_ranks(run, [](Engine& engine, Runtime& runtime) {
-    std::vector<std::int64_t> read;
-    for (int step = 0; step < 3; ++step) {
-      whole_step(engine, runtime, step);
-      read.push_back(engine.step().offload_traffic.nvme_read);
-    }
-    EXPECT_GT(read[0], 0);
-    EXPECT_THAT(read, ::testing::Each(read[2]));
-  });
-}
-
 /// Plain descent that notes when the model's last unit is updated.
 class Noting final : public Optimizer {
  public:
