@@ -284,10 +284,10 @@ TEST(EarlyUpdates, RefuseShortSamplesWhenTheirMicroBatchBegins) {
     whole_step(engine, runtime, 0);
     EXPECT_TRUE(engine.step().applied);
     runtime.all().barrier({"test", "step", Traffic::control}).wait();
-    const auto says =
-        HasSubstr("begin_micro_batch([2, 1]) has 2 tokens, not the 3 of 3 samples of 1: tranche.update: "
-                  "as_reduced divides by these before it could count others; give every sample its full "
-                  "length, or write at_the_boundary");
+    const auto says = HasSubstr(
+        "begin_micro_batch([2, 1]) has 2 tokens, not the 3 of 3 samples of 1: tranche.update: "
+        "as_reduced divides by these before it could count others; give every sample its full "
+        "length, or write at_the_boundary");
     if (runtime.rank() == 0) {
       EXPECT_THAT(message_of<ConfigurationError>([&] { engine.begin_micro_batch({2, 1}); }), says);
     } else {
@@ -432,8 +432,9 @@ TEST(EarlyUpdates, AreSaidAtTheStart) {
     on_ranks(run, [&](Engine& engine, Runtime&) { text = engine.summary(false); });
     return text;
   };
-  const char* const would = "no update of this run needs the norm: if every token of every sample is "
-                            "learned, and every sample has its full length, tranche.update: as_reduced";
+  const char* const would =
+      "no update of this run needs the norm: if every token of every sample is "
+      "learned, and every sample has its full length, tranche.update: as_reduced";
   EXPECT_THAT(summary([](OddRun& run) { run.update = UpdateTime::as_reduced; }),
               HasSubstr("tranche.update: as_reduced: each unit is updated once its gradient is complete"));
   EXPECT_THAT(summary([](OddRun& run) { run.offload.optimizer = OffloadTier::cpu; }), HasSubstr(would));

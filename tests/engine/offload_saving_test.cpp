@@ -102,7 +102,7 @@ TEST_F(OffloadSaving, UpdatesAsGradientsAreReducedLeaveTheCheckpointAsItWas) {
   }
 }
 
-// The updates that hand over the tiles are issued and wait for a slow disk.
+// The updates that hand over the tiles were issued, and wait for a slow disk.
 TEST_F(OffloadSaving, WhatWaitsForASaveBetweenUpdatesAndTheirStepLosesNothing) {
   for (const int ranks : {1, 2}) {
     for (const std::int64_t persistent : {0, 600}) {  // those buffers are updated in step()
@@ -151,7 +151,7 @@ TEST_F(OffloadSaving, WhatWaitsForASaveBetweenUpdatesAndTheirStepLosesNothing) {
   }
 }
 
-// What is read ahead in the first step is what its updates want first: nothing is read twice.
+// The first step reads ahead what its updates want first: nothing is read twice.
 TEST_F(OffloadSaving, EarlyUpdatesFindTheOrderOfTheirFirstPassInTheModel) {
   OddRun run = setup(1, 3);
   run.clipping = 0;
