@@ -347,8 +347,9 @@ TEST(EarlyUpdates, AreSaidAtTheStart) {
     on_ranks(run, [&](Engine& engine, Runtime&) { text = engine.summary(false); });
     return text;
   };
-  const char* const would = "no update of this run needs the norm: if every token of every sample is "
-                            "learned, and every sample has its full length, tranche.update: as_reduced";
+  const char* const would =
+      "no update of this run needs the norm: if every token of every sample is "
+      "learned, and every sample has its full length, tranche.update: as_reduced";
   EXPECT_THAT(summary([](OddRun& run) { run.update = UpdateTime::as_reduced; }),
               HasSubstr("tranche.update: as_reduced: each unit is updated once its gradient is complete"));
   EXPECT_THAT(summary([](OddRun& run) { run.offload.optimizer = OffloadTier::cpu; }), HasSubstr(would));
