@@ -236,8 +236,9 @@ TEST(HostState, LeavesRoomToPutHalvesOfWeightsTogether) {
   };
   EXPECT_EQ(beside(MasterFormat::split, 1), 0) << "tiles have whole master weights";
   EXPECT_EQ(beside(MasterFormat::fp32, 0.5), 0);
-  // The largest unit of gpt-nano in fp32 stays on the device with a ratio of 0.5.
-  EXPECT_GE(beside(MasterFormat::split, 0.5), 32'768 * 4);
+  constexpr std::int64_t block = 12 * 32 * 32 + 13 * 32;  // elements of a block of gpt-nano
+  EXPECT_GE(beside(MasterFormat::split, 0.5), 4 * block);
+  EXPECT_LE(beside(MasterFormat::split, 0.5), 4 * block + 8192 + 1024);
 }
 
 TEST(HostState, TheSearchChoosesItWithinItsBudgets) {
@@ -280,7 +281,7 @@ TEST(HostState, PlansSayWhatStaysToTheByte) {
   EXPECT_THAT(plan({"--host-memory", "0"}), HasSubstr("auto finds no limit of host memory"));
   EXPECT_THAT(plan({"--host-state", "100KiB"}), HasSubstr("tranche.host_state is 100.00 KiB\n"));
   const auto search = [&](const char* ranks, const char* axes) {
-    return plan({"--fit", "64MiB", "--ranks", ranks, "--mesh", axes, "--set", "tranche.workspace=1MiB"});
+    return plan({"--fit", "64MiB", "--ranks", ranks, "--mesh", axes, "--set", "tranche.workspace=8MiB"});
   };
   EXPECT_THAT(search("1", "search"),
               HasSubstr("tranche.host_state is 0 B, as a search of meshes has it; a run takes what is free"));

@@ -169,7 +169,7 @@ TEST(Program, AdviceSearchesWithTheHostStateThatWasAskedFor) {
                             "--host-memory", "1GiB", "--host-state", host_state}));
     std::ostringstream out, errors;
     const Output output{out, errors, false};
-    Run run(options, output);
+    tools::Run run(options, output);
     EXPECT_EQ(run.prepare(), 0) << errors.str();
     const OffloadConfig asked = run.plan_request(1).config.offload;
     EXPECT_EQ(asked.host_state_reason, "");
