@@ -185,7 +185,7 @@ TEST(Program, AResumedRunFitsInTheLimitThatAutoUsesUp) {
     EXPECT_EQ(result.status, 0) << result.errors;
     return result.out;
   };
-  (void)train({"--checkpoint-dir", saves});
+  (void)train({"--checkpoint-dir", saves, "--save-every", "1"});
   std::vector<std::string> plan{
       "plan",   "--model",      "gpt-nano", "--sequence", "16", "--set", "tranche.workspace=8MiB",
       "--json", "--host-state", "0"};
@@ -194,7 +194,7 @@ TEST(Program, AResumedRunFitsInTheLimitThatAutoUsesUp) {
   constexpr std::int64_t reader = (std::int64_t{32} << 20) + 4096, block = 4 * (12 * 32 * 32 + 13 * 32);
   for (const std::int64_t room : {50'000, 150'000, 250'000}) {
     const std::string limit = std::to_string(least + reader + block + 8192 + room);
-    const std::string out = train({"--resume", saves, "--steps", "4", "--host-memory", limit});
+    const std::string out = train({"--resume", saves + "/step-00000001", "--host-memory", limit});
     EXPECT_THAT(out, AllOf(HasSubstr("as auto finds 32."), Not(HasSubstr("tranche.host_state is 0 B"))));
   }
 }
