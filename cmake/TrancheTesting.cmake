@@ -1,9 +1,11 @@
 # tranche_test(<name> SOURCES ... [ALONE ...] [LINK ...] [LABELS unit|mpi|gpu|slow ...] [TIMEOUT s] [MPI_RANKS n ...]
-#              [SHARDS n] [LOOPS] [SLOW_CASES] [AS_ON_GPU filter])
+#              [IN_PARTS] [SHARDS n] [LOOPS] [SLOW_CASES] [AS_ON_GPU filter])
 # Makes one GoogleTest program.
 #   MPI_RANKS   Without it every case is a CTest test. With TRANCHE_WHOLE_TESTS and in sanitized builds the program is
 #               one test, because starting a process that links all libraries takes longer than most cases. With
 #               MPI_RANKS the whole program runs under mpirun once for each number of ranks.
+#   IN_PARTS    These numbers are a sweep, of which each part (TRANCHE_TEST_PART) runs its own. It is for programs that
+#               have no parts themselves, because a number of ranks would meet the same of them for ever.
 #   SHARDS      Divides a sanitized program's cases into so many tests, for the longest programs, so that all cores stay
 #               busy to the end.
 #   LOOPS       The test's own loops take longest, so it is compiled with optimisation.
@@ -26,8 +28,24 @@ foreach(label unit gpu)  # targets that exist even without programs
   add_custom_target(${label}_tests)
 endforeach()
 
+# tranche_mpi_runs(<program> <word> <numbers of ranks> <labels> <timeout> <in parts> [ARGUMENT...]): the tests <program>.<word>N.
+function(tranche_mpi_runs program word numbers labels timeout in_parts)
+  set(position 0)
+  foreach(ranks ${numbers})
+    set(part)
+    if(in_parts)
+      set(part Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/sweep_part.py ${position})
+    endif()
+    add_test(NAME ${program}.${word}${ranks}
+      COMMAND ${part} ${PROJECT_SOURCE_DIR}/scripts/run_mpi.sh ${ranks} $<TARGET_FILE:${program}> ${ARGN})
+    set_tests_properties(${program}.${word}${ranks} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout} PROCESSORS ${ranks}
+                         SKIP_RETURN_CODE 77)
+    math(EXPR position "${position} + 1")
+  endforeach()
+endfunction()
+
 function(tranche_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "SLOW_CASES;LOOPS" "TIMEOUT;SHARDS;AS_ON_GPU" "SOURCES;ALONE;LINK;LABELS;MPI_RANKS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "SLOW_CASES;LOOPS;IN_PARTS" "TIMEOUT;SHARDS;AS_ON_GPU" "SOURCES;ALONE;LINK;LABELS;MPI_RANKS")
   if(arg_ALONE)
     set_source_files_properties(${arg_ALONE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
     list(APPEND arg_SOURCES ${arg_ALONE})
@@ -69,12 +87,7 @@ function(tranche_test name)
     add_dependencies(${label}_tests ${name})
   endforeach()
   if(arg_MPI_RANKS)
-    foreach(ranks ${arg_MPI_RANKS})
-      add_test(NAME ${name}.ranks${ranks}
-        COMMAND ${PROJECT_SOURCE_DIR}/scripts/run_mpi.sh ${ranks} $<TARGET_FILE:${name}>)
-      set_tests_properties(${name}.ranks${ranks} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}
-                           PROCESSORS ${ranks})
-    endforeach()
+    tranche_mpi_runs(${name} ranks "${arg_MPI_RANKS}" "${arg_LABELS}" ${arg_TIMEOUT} ${arg_IN_PARTS})
   else()
     target_link_libraries(${name} PRIVATE GTest::gtest_main)
     if(arg_AS_ON_GPU AND tranche_cuda_emulated)

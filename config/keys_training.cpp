@@ -213,7 +213,7 @@ constexpr ConfigKey keys[] = {
     field<&Config::replica_sum>("tranche.replica_sum", "when replicas add up gradients that are reduced each micro_batch: then too, or once a step (other bits)"),
     field<&Config::update>("tranche.update",
         "when a step updates a unit: at_the_boundary, once the ranks have agreed on all gradients, or as_reduced, once the unit's own gradient is complete: the "
-        "same bits, but a gradient that is not finite ends the run (docs/guides/offload.md)").written_if_set(),
+        "same bits, but a gradient that is not finite ends the run (docs/guides/offload.md)").written_if_set().quiet(),
     field<&Config::tie_sum>("tranche.tie_sum",
         "how the gradients of a tensor with several uses (a tied token table) are added: together, or by_use: each use's is rounded by itself and they are added in "
         "order, which a mesh with a pipeline always does").written_if_set(),

@@ -79,13 +79,6 @@ void check_context(const ModelSpec& model, const Config& config, const Mesh& mes
                     "use sequences of at least {} tokens, or a smaller context",
                     at, model.tokens_per_sample, 2 * ranks, ranks, 2 * ranks));
   }
-  if (const std::int64_t over = model.tokens_per_sample % (2 * ranks); over != 0) {
-    throw ConfigurationError(
-        fmt::format("{}samples of {} tokens cannot be cut into {} equal parts, of which each of the {} ranks "
-                    "of context has two; use sequences of {} or {} tokens",
-                    at, model.tokens_per_sample, 2 * ranks, ranks, model.tokens_per_sample - over,
-                    model.tokens_per_sample - over + 2 * ranks));
-  }
   if (config.context_exchange == ContextExchange::ulysses) check_heads(model, config, mesh);
 }
 

@@ -2,14 +2,25 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <exception>
 #include <utility>
 
 namespace tranche::detail {
 
+template <class Work>
+void EarlyUpdates::ending_on_error(Work&& work) {
+  try {
+    work();
+  } catch (...) {
+    breakdown_.end(std::current_exception());
+    throw;
+  }
+}
+
 void EarlyUpdates::begin(const OptimizerStep& step) {
-  step_ = step;
   updated_.assign(store_.units().size(), 0);
-  boundary_.begin_update(step);
+  ending_on_error([&] { boundary_.begin_update(step); });
+  step_ = step;
 }
 
 void EarlyUpdates::complete(FlatBuffer& flat) {
@@ -22,12 +33,15 @@ void EarlyUpdates::issue(bool submitted) {
   submissions_ += submitted ? 1 : 0;
   std::vector<Waiting> kept;
   for (const Waiting& one : std::exchange(waiting_, {})) {
-    const bool too_early = one.flat->optimizer_tier == OffloadTier::none && submissions_ < one.submission + 2;
+    const FlatBuffer& flat = *one.flat;
+    const bool too_early = flat.optimizer_tier == OffloadTier::none
+                               ? submissions_ < one.submission + 2
+                               : fetches_ && flat.parameters_tier == OffloadTier::none;
     if (too_early || gatherer_.holders(one.unit) > 0) {
       kept.push_back(one);
     } else {
       updated_[static_cast<std::size_t>(one.unit)] = 1;
-      update(*one.flat);
+      ending_on_error([&] { update(*one.flat); });
     }
   }
   waiting_ = std::move(kept);
@@ -35,8 +49,10 @@ void EarlyUpdates::issue(bool submitted) {
 
 void EarlyUpdates::finish() {
   if (!step_) return;
-  for (const Waiting& one : std::exchange(waiting_, {})) update(*one.flat);
-  boundary_.end_update();
+  ending_on_error([&] {
+    for (const Waiting& one : std::exchange(waiting_, {})) update(*one.flat);
+    boundary_.end_update();
+  });
 }
 
 bool EarlyUpdates::updated(int unit) const {
@@ -45,6 +61,7 @@ bool EarlyUpdates::updated(int unit) const {
 
 void EarlyUpdates::end_step() {
   step_.reset();
+  waiting_.clear();
 }
 
 void EarlyUpdates::update(FlatBuffer& flat) {

@@ -6,23 +6,34 @@
 #include <optional>
 #include <vector>
 
+#include "engine/breakdown.h"
 #include "engine/exposed_time.h"
 #include "engine/parameter_gatherer.h"
 #include "engine/state_store.h"
 #include "engine/step_boundary.h"
+#include "tranche/config/config.h"
 
 namespace tranche::detail {
 
 /// Issues the update of each flat buffer in the last micro-batch of a step, once the reduction of its
 /// gradient was launched and nobody holds its unit. State on the device is updated one submission later, so
-/// that the compute stream does not wait for a reduction that has just begun. The order follows from the
-/// model's calls, so that ranks of a group issue their gathers of new weights in the same one.
+/// that the compute stream does not wait for a reduction that has just begun. Where weights are fetched for
+/// the backward pass, buffers with weights on the device wait for its end: the copies of their new weights
+/// wait for compute, and the fetches behind them would too. The order follows from the
+/// model's calls, so that ranks of a group issue their gathers of new weights in the same one. An error in
+/// begin(), issue() or finish() ends the engine: part of the state may be that of the next step.
 class EarlyUpdates {
  public:
-  /// All outlive it. `on` false: begin() is not called, and the other calls do nothing.
+  /// All but `config` outlive it. Unless on(), begin() is not called, and the other calls do nothing.
   EarlyUpdates(StateStore& store, StepBoundary& boundary, const ParameterGatherer& gatherer,
-               ExposedTime& exposed, bool on)
-      : store_(store), boundary_(boundary), gatherer_(gatherer), exposed_(exposed), on_(on) {}
+               ExposedTime& exposed, Breakdown& breakdown, const Config& config)
+      : store_(store),
+        boundary_(boundary),
+        gatherer_(gatherer),
+        exposed_(exposed),
+        breakdown_(breakdown),
+        on_(config.update == UpdateTime::as_reduced),
+        fetches_(config.offload.parameters != OffloadTier::none) {}
 
   bool on() const { return on_; }
   /// The last micro-batch of a step begins: what is complete from here on is updated with `step`.
@@ -46,12 +57,16 @@ class EarlyUpdates {
     std::int64_t submission;  ///< that completed its gradient
   };
   void update(FlatBuffer& flat);
+  template <class Work>
+  void ending_on_error(Work&& work);
 
   StateStore& store_;
   StepBoundary& boundary_;
   const ParameterGatherer& gatherer_;
   ExposedTime& exposed_;
+  Breakdown& breakdown_;
   const bool on_;
+  const bool fetches_;  ///< the backward pass copies weights to the device
   std::optional<OptimizerStep> step_;
   std::int64_t submissions_ = 0;
   std::vector<Waiting> waiting_;

@@ -211,12 +211,29 @@ Engine::Engine(Runtime& runtime, ModelSpec model, Config config, std::unique_ptr
 }
 Engine::~Engine() = default;
 
+void Engine::Impl::require_full_lengths(const Shape& shape) const {
+  const std::int64_t number = sequence.micro_batches().begun();
+  const Mesh& mesh = runtime.mesh();
+  if (!sequence.early().on() || sequence.in_evaluation() || shape.rank() < 2) return;
+  if (number >= config.micro_batches_of(mesh.data_rank(runtime.rank()), mesh.data_ranks())) return;
+  const std::int64_t wanted = config.micro_batch_size * model.tokens_per_sample;
+  const std::int64_t given = shape[0] * shape[1] * mesh.size(MeshAxis::context);
+  if (given >= wanted) return;
+  throw ConfigurationError(
+      "begin_micro_batch(" + shape.to_string() + ") has " + std::to_string(given) + " tokens, not the " +
+      std::to_string(wanted) + " of " + std::to_string(config.micro_batch_size) + " samples of " +
+      std::to_string(model.tokens_per_sample) +
+      ": tranche.update: as_reduced divides by these before it could count others; give every sample its "
+      "full length, or write at_the_boundary, which counts tokens first");
+}
+
 std::int64_t Engine::Impl::open_micro_batch(const Shape& shape, std::span<const std::int64_t> samples,
                                             bool beside) {
   if (sequence.idle()) {
     session.throw_failure();
     loader.require_whole_state("begin_micro_batch()");
   }
+  require_full_lengths(shape);
   const std::int64_t number = sequence.open(shape, samples, beside);
   if (sequence.early().on() && sequence.in_step() && number + 1 == config.accumulation_steps) {
     OptimizerStep update = rule.update(progress.applied() + 1);

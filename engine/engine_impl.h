@@ -49,6 +49,8 @@ struct Engine::Impl {
   /// Runs one public call. An error after which the engine is unusable ends it.
   template <typename Call>
   auto guarded(Call&& call);
+  /// Throws ConfigurationError where early updates count on more tokens than [batch, time] has.
+  void require_full_lengths(const Shape& shape) const;
   /// `beside`: other micro-batches may be open.
   std::int64_t open_micro_batch(const Shape& shape, std::span<const std::int64_t> samples, bool beside);
   bool simulated() const { return runtime.device().kind() == DeviceKind::meta; }

@@ -21,7 +21,9 @@ void Engine::Impl::end_passes() {
                                    std::to_string(config.accumulation_steps) + " micro-batches");
   set_phase("step");
   gatherer.end_step();
-  recorder.end_pass();  // throws while the model still holds memory of the step, before anything has changed
+  // It throws while the model still holds memory of the step. Nothing has changed by then but units that were
+  // updated early, and step() may be called again.
+  recorder.end_pass();
   for (const FlatBuffer* flat : store.trainable()) {
     recorder.exposed().wait_for(flat->reduce_done, Exposed::reduce);
     if (flat->optimizer_tier != OffloadTier::none) {
@@ -63,8 +65,7 @@ void Engine::Impl::require_foreseen(const StepResult& result) {
   const std::string step = "step " + std::to_string(result.step);
   const char* const lost =
       ": tranche.update: as_reduced had updated units before the ranks could agree, and their state is lost; "
-      "go on "
-      "from a checkpoint";
+      "go on from a checkpoint";
   std::exception_ptr error;
   if (!result.applied) {
     error = std::make_exception_ptr(
@@ -76,6 +77,14 @@ void Engine::Impl::require_foreseen(const StepResult& result) {
                            lost + ", with at_the_boundary, which counts tokens first"));
   }
   if (!error) return;
+  try {  // the save under way has all its tiles, and all ranks are here
+    const std::string saved = session.finish();
+    if (!saved.empty() && world.rank() == 0) {
+      runtime.log().info("the checkpoint " + saved + " is complete");
+    }
+  } catch (const Error& failed) {
+    runtime.log().warning(failed.message());
+  }
   breakdown.end_untold(error);  // all ranks throw it: none has to be told
   breakdown.throw_if_ended();
 }

@@ -162,6 +162,10 @@ std::string ModelSpec::name_of_uses(int begin, int end) const {
   return end - begin == 1 ? name(first) : name(first) + " to " + name(last);
 }
 
+std::int64_t ModelSpec::tokens_of_rank(int context_ranks) const {
+  return context_ranks == 1 ? tokens_per_sample : 2 * divide_round_up(tokens_per_sample, 2 * context_ranks);
+}
+
 std::uint64_t ModelSpec::hash() const {
   Hash hash;
   hash.add(static_cast<std::int64_t>(units_.size()));

@@ -112,6 +112,7 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units) {
   bool through_host = false, through_device = false;  // new weights on the way to where they live
   std::int64_t largest_update = 0, largest_shard = 0, largest_tile = 0;
   for (UnitState& unit : units) {
+    std::vector<TileRef> visited;  // by the update, in the order of the unit's buffers
     for (FlatBuffer& flat : unit.buffers) {
       const bool on_disk = flat.parameters_tier == OffloadTier::nvme && !flat.empty();
       if (on_disk) {
@@ -132,10 +133,11 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units) {
       largest_tile = std::max(largest_tile, flat.tiles.bytes_of(0));
       if (flat.whole_matrices) continue;  // visited
       const std::vector<TileRef> tiles = tiles_of(flat.tiles, 0, flat.tiles.tiles());
-      const bool backward = config_.update == UpdateTime::as_reduced;  // gradients are complete in that order
-      update_order_.insert(backward ? update_order_.begin() : update_order_.end(), tiles.begin(),
-                           tiles.end());
+      visited.insert(visited.end(), tiles.begin(), tiles.end());
     }
+    const bool backward = config_.update == UpdateTime::as_reduced;  // gradients are complete in that order
+    update_order_.insert(backward ? update_order_.begin() : update_order_.end(), visited.begin(),
+                         visited.end());
   }
   const auto slots = [&](std::vector<HostSlot>& into, int count, std::int64_t bytes, Category category,
                          const char* tag) {
@@ -334,11 +336,12 @@ void OffloadedState::expect_update(const FlatBuffer& flat) {
   if (flat.tiles.elements == 0) return;
   const auto next = update_order_.begin() + static_cast<std::ptrdiff_t>(expected_);
   expected_ += static_cast<std::size_t>(flat.tiles.tiles());
-  if (next->region == &flat.tiles) return;
+  if (updating_ && next->region == &flat.tiles) return;
   std::stable_partition(next, update_order_.end(),
                         [&](const TileRef& ref) { return ref.region == &flat.tiles; });
-  ring_->abandon();
+  if (updating_) ring_->abandon();  // otherwise a visit has done so
   ring_->begin({next, update_order_.end()});
+  updating_ = true;
 }
 
 void OffloadedState::begin_update(const FlatBuffer& flat) {

@@ -187,8 +187,9 @@ bool Snapshot::hand_over_tiles(double seconds) {
       rest.begin = end;
     }
   }
-  feed_->finish();
-  giver_.reset();
+  // An update that was issued before step() hands over its tiles on the host stream, so that the feed ends
+  // behind it.
+  updates_issued(store_.offload()->host());
   return true;
 }
 

@@ -189,14 +189,14 @@ void note_update(const Config& config, const std::string& need, std::vector<std:
   if (config.update == UpdateTime::as_reduced) {
     notes.emplace_back(
         "tranche.update: as_reduced: each unit is updated once its gradient is complete; a gradient that is "
-        "not "
-        "finite ends the run, as does a step that does not learn from every token");
+        "not finite ends the run, as does a step that does not learn from every token, or whose samples do "
+        "not have their full length");
   } else if (config.offload.optimizer != OffloadTier::none && need.empty() && config.gradient_clipping == 0 &&
-             !config.loss_scaling && !config.gradient_noise_scale) {
+             !config.loss_scaling && !config.gradient_noise_scale && !config.offload.activations) {
     notes.emplace_back(
-        "no update of this run needs the norm: with tranche.update: as_reduced offloaded units would be "
-        "updated "
-        "while the backward pass goes on");
+        "no update of this run needs the norm: if every token of every sample is learned, and every sample "
+        "has its full length, tranche.update: as_reduced would update offloaded units while the backward "
+        "pass goes on");
   }
 }
 

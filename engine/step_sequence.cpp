@@ -20,8 +20,7 @@ StepSequence::StepSequence(const Runtime& runtime, const Config& config, const M
       breakdown_(breakdown),
       compute_(runtime.device().compute_stream()),
       micro_batches_(parts.store.units().size()),
-      early_(parts.store, parts.boundary, parts.gatherer, parts.recorder.exposed(),
-             config.update == UpdateTime::as_reduced) {}
+      early_(parts.store, parts.boundary, parts.gatherer, parts.recorder.exposed(), breakdown, config) {}
 
 // --- Micro-batches --------------------------------------------------------------------------------------
 
@@ -129,6 +128,7 @@ void StepSequence::abandon_step() noexcept {
     parts_.reducer.abandon_step();
     parts_.gatherer.end_step();
     parts_.gatherer.abandon_sequence();
+    early_.end_step();
     parts_.recorder.abandon_pass(Program::train);
     parts_.recorder.clear_times();
     (void)parts_.gatherer.take_quantized_elements();

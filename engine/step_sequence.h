@@ -58,10 +58,10 @@ class StepSequence {
   /// True when units may be gathered.
   bool in_pass() const { return micro_batches_.any_open() || in_inference(); }
   const MicroBatches& micro_batches() const { return micro_batches_; }
-  /// True when all micro-batches of the step are closed.
   /// Updates of the step that need no agreement of the ranks.
   EarlyUpdates& early() { return early_; }
   const EarlyUpdates& early() const { return early_; }
+  /// True when all micro-batches of the step are closed.
   bool complete() const { return in_step() && micro_batches_.closed() == config_.accumulation_steps; }
   /// With debug.compare_calls: a hash of the gathers and reductions so far.
   std::uint64_t calls() const { return calls_; }

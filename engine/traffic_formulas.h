@@ -60,7 +60,7 @@ class TrafficFormulas {
   TrafficCount over_replicas() const;
   /// Tokens of a micro-batch that this rank computes: its part of each sequence.
   std::int64_t tokens_of_rank() const {
-    return config_.micro_batch_size * model_.tokens_per_sample / runtime_.mesh().size(MeshAxis::context);
+    return config_.micro_batch_size * model_.tokens_of_rank(runtime_.mesh().size(MeshAxis::context));
   }
   /// The traffic along an axis other than `replicate`, for buffers whose group has `group` ranks; 0: for all
   /// buffers.

@@ -12,21 +12,11 @@ namespace tranche::detail {
 
 namespace {
 
-constexpr DataType message_type = DataType::bfloat16;
-constexpr std::int64_t message_width = 2;
 /// The least size of an arena buffer, even on a rank that has nothing of some matrices.
 constexpr std::int64_t least_bytes = 64;
 /// The number of buffers in flight: one is prepared and sent, one computed, one returned and applied.
 constexpr std::size_t flights = 3;
 constexpr const char* pass_name = "matrices";
-
-void* at(void* data, std::int64_t element) {
-  return static_cast<std::byte*>(data) + element * message_width;
-}
-
-TensorView message_view(void* data, std::int64_t first, std::int64_t elements) {
-  return {at(data, first), message_type, Shape{elements}};
-}
 
 }  // namespace
 
@@ -39,7 +29,20 @@ WholeMatrices::WholeMatrices(StateStore& store, const Config& config, FlatUpdate
       optimizer_(optimizer),
       arena_(arena),
       compute_(device.compute_stream()),
+      message_type_(config.precision.compute == DataType::float32 ? DataType::float32 : DataType::bfloat16),
       plan_(plan_exchanges(store, updater, optimizer, ranks_of)) {}
+
+std::int64_t WholeMatrices::bytes_of_message(std::int64_t elements) const {
+  return elements * size_of(message_type_);
+}
+
+void* WholeMatrices::at(void* data, std::int64_t element) const {
+  return static_cast<std::byte*>(data) + bytes_of_message(element);
+}
+
+TensorView WholeMatrices::message_view(void* data, std::int64_t first, std::int64_t elements) const {
+  return {at(data, first), message_type_, Shape{elements}};
+}
 
 void WholeMatrices::allocate(MemoryResource& host_memory) {
   std::int64_t message = 0, piece = 0;
@@ -50,7 +53,7 @@ void WholeMatrices::allocate(MemoryResource& host_memory) {
   }
   if (message == 0) return;
   for (std::size_t i = 0; i < flights; ++i) {
-    host_messages_.emplace_back(host_memory, message * message_width, Category::communication,
+    host_messages_.emplace_back(host_memory, bytes_of_message(message), Category::communication,
                                 "matrices between host and device");
   }
   host_scratch_ = Buffer(host_memory, piece * size_of(DataType::float32), Category::workspace, "matrices");
@@ -61,7 +64,7 @@ TrafficCount WholeMatrices::sent(MeshAxis axis) const {
   for (const MatrixExchange& exchange : plan_.exchanges) {
     if (exchange.ranks.axis == axis) count.elements += exchange.elements_sent();
   }
-  count.bytes = count.elements * message_width;
+  count.bytes = bytes_of_message(count.elements);
   return count;
 }
 
@@ -102,7 +105,7 @@ void WholeMatrices::update(const OptimizerStep& step) {
 /// Calls visit for the parts of tensors in a slice, with their place in the message.
 template <class Visit>
 void WholeMatrices::for_each_piece(const MatrixExchange& exchange, const ShardSlice& slice, void* message,
-                                   const Visit& visit) {
+                                   const Visit& visit) const {
   for (const MatrixExchange::Piece& piece : exchange.pieces) {
     const ElementRange range = intersect(piece.range, slice.range);
     if (range.empty()) continue;
@@ -129,8 +132,8 @@ void WholeMatrices::copy_part(const MatrixExchange::Matrix& matrix, const Matrix
   for (int d = 0; d < axis; ++d) rows *= shape[d];
   for (int d = axis + 1; d < shape.rank(); ++d) inner *= shape[d];
   const Slice& slice = part.box[static_cast<std::size_t>(axis)];
-  const TensorView all{whole, message_type, {rows, shape[axis] * inner}};
-  const TensorView own{at(parts, part.offset), message_type, {rows, slice.size() * inner}};
+  const TensorView all{whole, message_type_, {rows, shape[axis] * inner}};
+  const TensorView own{at(parts, part.offset), message_type_, {rows, slice.size() * inner}};
   for (std::int64_t block = 0; block < slice.count; ++block) {
     const std::int64_t in_whole = (slice.start + block * slice.stride) * inner,
                        in_part = block * slice.block * inner, columns = slice.block * inner;
@@ -146,7 +149,7 @@ void WholeMatrices::begin(MatrixExchange& exchange, Flight& flight, const Optimi
   FlatBuffer& flat = *exchange.flat;
   const bool on_host = flat.optimizer_tier != OffloadTier::none;
   Stream& stream = on_host ? store_.offload()->host() : compute_;
-  flight.message = acquire(exchange.message_elements * message_width, Category::communication, flat.name);
+  flight.message = acquire(bytes_of_message(exchange.message_elements), Category::communication, flat.name);
   void* const message = on_host ? flight.host_message : flight.message.data();
   {
     StepBuffer own_scratch;
@@ -168,15 +171,15 @@ void WholeMatrices::begin(MatrixExchange& exchange, Flight& flight, const Optimi
   if (on_host) {
     ready.push_back(compute_.record());  // includes earlier work on the device memory
     ready = {store_.offload()->link().copy_from_host(flight.message.data(), message,
-                                                     exchange.message_elements * message_width, ready)};
+                                                     bytes_of_message(exchange.message_elements), ready)};
   }
   flight.arrived = ready.front();
   if (exchange.all_have_all()) return;
-  flight.matrices = arena_.acquire(std::max(exchange.owned_elements * message_width, least_bytes),
+  flight.matrices = arena_.acquire(std::max(bytes_of_message(exchange.owned_elements), least_bytes),
                                    Category::communication, flat.name);
   for (const Event& event : flight.matrices.ready()) ready.push_back(event);
   flight.arrived = exchange.group().all_to_all_v(flight.message.data(), exchange.given,
-                                                 flight.matrices.data(), exchange.received, message_type,
+                                                 flight.matrices.data(), exchange.received, message_type_,
                                                  ready, OperationLabel{flat.name, "step", Traffic::data});
   if (!config_.overlap) flight.arrived.wait();
 }
@@ -190,7 +193,7 @@ void WholeMatrices::compute(MatrixExchange& exchange, Flight& flight, const Opti
     const StepBuffer scratch = acquire(exchange.scratch_bytes, Category::workspace, flat.name);
     StepBuffer whole;
     if (exchange.cut)
-      whole = acquire(exchange.largest_matrix * message_width, Category::workspace, flat.name);
+      whole = acquire(bytes_of_message(exchange.largest_matrix), Category::workspace, flat.name);
     for (const MatrixExchange::Matrix& matrix : exchange.owned) {
       if (!step.apply) break;
       if (exchange.cut) {
@@ -212,13 +215,13 @@ void WholeMatrices::compute(MatrixExchange& exchange, Flight& flight, const Opti
   flight.returned = ready;
   if (!all_have_all) {
     flight.returned = {exchange.group().all_to_all_v(matrices, exchange.matrices, flight.message.data(),
-                                                     exchange.messages, message_type, ready, label)};
+                                                     exchange.messages, message_type_, ready, label)};
   } else if (exchange.group().size() > 1) {
     for (int root = 0; root < exchange.group().size(); ++root) {
       const RankElements& of = exchange.messages[static_cast<std::size_t>(root)];
       if (of.count == 0) continue;
       flight.returned.push_back(
-          exchange.group().broadcast(at(matrices, of.first), of.count, message_type, root, ready, label));
+          exchange.group().broadcast(at(matrices, of.first), of.count, message_type_, root, ready, label));
     }
   }
   if (!config_.overlap) flight.returned.back().wait();
@@ -234,7 +237,7 @@ void WholeMatrices::finish(MatrixExchange& exchange, Flight& flight, const Optim
     OffloadedState& offload = *store_.offload();
     message = flight.host_message;
     const Event copied = offload.link().copy_to_host(
-        message, flight.message.data(), exchange.message_elements * message_width, flight.returned);
+        message, flight.message.data(), bytes_of_message(exchange.message_elements), flight.returned);
     flight.message.release(copied);
     offload.host().wait(copied);
   }

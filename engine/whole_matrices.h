@@ -49,9 +49,13 @@ class WholeMatrices {
     std::vector<Event> returned;
   };
 
+  std::int64_t bytes_of_message(std::int64_t elements) const;
+  /// A place in a message, and some of its elements from there on.
+  void* at(void* data, std::int64_t element) const;
+  TensorView message_view(void* data, std::int64_t first, std::int64_t elements) const;
   template <class Visit>
-  static void for_each_piece(const MatrixExchange& exchange, const ShardSlice& slice, void* message,
-                             const Visit& visit);
+  void for_each_piece(const MatrixExchange& exchange, const ShardSlice& slice, void* message,
+                      const Visit& visit) const;
   StepBuffer acquire(std::int64_t bytes, Category category, std::string_view tag);
   void copy_part(const MatrixExchange::Matrix& matrix, const MatrixExchange::Part& part, void* whole,
                  void* parts, bool back);
@@ -65,6 +69,7 @@ class WholeMatrices {
   const Optimizer& optimizer_;
   StepArena& arena_;
   Stream& compute_;
+  DataType message_type_;  ///< fp32 where the compute dtype is, so that no rounding is added; otherwise bf16
   MatrixPlan plan_;
   std::vector<Buffer> host_messages_;  ///< one for each buffer in flight
   Buffer host_scratch_;

@@ -148,8 +148,7 @@ void chained_language_head(const LanguageModel& model, const Pass& pass, const G
   if (low_rank) {
     kernels::scale(stream, low_rank->adapter().scale, scratch[3]);
     kernels::cast(stream, scratch[3], scratch[4]);
-    const PartialRows::Part whole{0, d_normed.view()};
-    low_rank->input_gradient(scratch[4], {&whole, 1});
+    low_rank->input_gradient(scratch[4], d_normed.view());
     // A is whole on every rank, and its gradient one rank's.
     if (pass.tensor_rank() == 0) {
       add_a_gradient(engine, *gradients, low_rank->adapter(), normed.view(), scratch[4]);

@@ -2,9 +2,11 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <array>
 #include <initializer_list>
 #include <string>
+#include <vector>
 
 #include "models/pass_messages.h"
 #include "tranche/comm/communicator.h"
@@ -34,7 +36,7 @@ struct Exchange {
   std::int64_t width;
 
   std::int64_t samples() const { return pass.batch / pass.runs(); }
-  std::int64_t tokens() const { return 2 * pass.context_ranks() * pass.time; }
+  std::int64_t tokens() const { return pass.sequence; }
   std::int64_t elements() const { return pass.rows() * width; }
   Stream& stream() const { return pass.engine.compute_stream(); }
   /// All tokens of all samples, [samples, tokens, width].
@@ -44,17 +46,18 @@ struct Exchange {
     return of_ranks.slice(rank * elements(), elements()).reshaped({pass.rows(), width});
   }
 
-  /// Calls copy(run, first, whole, count) for each run of all samples: the run is [samples, count] and
-  /// corresponds to columns [first, first + count) of `whole`, which has one row for each sample.
+  /// Calls copy(run, first, whole, count) for each run of all samples: its first `count` columns correspond
+  /// to columns [first, first + count) of `whole`, which has one row for each sample. The others are padding.
   template <typename Whole, typename Copy>
   void for_runs(const TensorView& of_ranks, const Whole& all, const Copy& copy) const {
-    const std::int64_t count = pass.time * width;
+    const std::int64_t of_run = pass.time * width;
     const Whole whole = all.reshaped({samples(), tokens() * width});
     for (int rank = 0; rank < pass.context_ranks(); ++rank) {
       for (int run = 0; run < 2; ++run) {
         const TensorView rows = rows_of_run(pass, rows_of(of_ranks, rank), run);
-        copy(rows.reshaped({samples(), count}), run_of_rank(run, rank, pass.context_ranks()) * count, whole,
-             count);
+        const std::int64_t first = run_of_rank(run, rank, pass.context_ranks()) * of_run;
+        const std::int64_t count = std::min(of_run, tokens() * width - first);
+        if (count > 0) copy(rows.reshaped({samples(), of_run}), first, whole, count);
       }
     }
   }
@@ -64,7 +67,9 @@ struct Exchange {
                kernels::copy_columns(stream(), run, 0, whole, first, count);
              });
   }
+  /// Padding becomes zero.
   void to_ranks(const ConstTensorView& all, const TensorView& of_ranks) const {
+    if (pass.padded()) kernels::fill_zero(stream(), of_ranks);
     for_runs(of_ranks, all,
              [&](const TensorView& run, std::int64_t first, const ConstTensorView& whole,
                  std::int64_t count) { kernels::copy_columns(stream(), whole, first, run, 0, count); });
@@ -110,9 +115,34 @@ StepTensors gather_keys(const Exchange& exchange, std::int64_t block, const Atte
   return all;
 }
 
-kernels::AttentionOptions of_run(const Pass& pass, const kernels::AttentionOptions& options, int run) {
+/// The samples of a part among `all`, which has one row or more for each sample of the micro-batch.
+template <typename View>
+View samples_of(const Pass& pass, const View& all, const RunPart& part) {
+  const std::int64_t of_sample = all.elements() / (pass.batch / pass.runs());
+  std::vector<std::int64_t> extents(all.shape.extents().begin(), all.shape.extents().end());
+  extents.front() = part.samples;
+  return all.slice(part.first_sample * of_sample, part.samples * of_sample).reshaped(Shape(extents));
+}
+
+/// The statistics [batch, heads, time] of a part's queries, in the place of those of its samples.
+template <typename View>
+View statistics_of(const Pass& pass, const View& log_sum_exp, const RunPart& part) {
+  const View run = rows_of_run(pass, log_sum_exp, part.run);
+  const std::int64_t heads = run.shape[1], count = part.samples * heads * part.tokens;
+  return run.slice(part.first_sample * heads * pass.time, count).reshaped({part.samples, heads, part.tokens});
+}
+
+kernels::AttentionOptions of_part(const Pass& pass, const kernels::AttentionOptions& options,
+                                  const RunPart& part) {
   kernels::AttentionOptions made = options;
-  made.first_query = pass.first_of_run(run);
+  made.first_query = pass.first_of_run(part.run);
+  if (options.document_begin.shape.rank() > 0) {
+    made.document_begin = samples_of(pass, options.document_begin, part);
+  }
+  if (!options.dropout.samples.empty()) {
+    made.dropout.samples = options.dropout.samples.subspan(static_cast<std::size_t>(part.first_sample),
+                                                           static_cast<std::size_t>(part.samples));
+  }
   return made;
 }
 
@@ -123,6 +153,11 @@ kernels::AttentionOptions of_own_heads(const Pass& pass, const kernels::Attentio
   made.key_value_heads /= pass.context_ranks();
   made.first_head += pass.context_rank() * made.heads;
   return made;
+}
+
+/// Exchanges all columns of `all`, which has all tokens of all samples.
+Exchange exchange_of(const Pass& pass, const ConstTensorView& all) {
+  return {pass, all.shape[all.shape.rank() - 1]};
 }
 
 /// A part of a token's row, with an equal number of columns for each rank.
@@ -136,7 +171,7 @@ struct Part {
 void send_heads(const Pass& pass, std::int64_t block, std::initializer_list<Part> parts,
                 const TensorView& all) {
   const int ranks = pass.context_ranks();
-  const Exchange exchange{pass, all.elements() / (pass.rows() * ranks)};
+  const Exchange exchange = exchange_of(pass, all);
   const StepTensors memory(pass.engine, Category::activations, "heads of ranks",
                            {exchange.by_rank(), exchange.by_rank()});
   for (int rank = 0; rank < ranks; ++rank) {
@@ -166,7 +201,7 @@ struct PartTarget {
 void send_tokens(const Pass& pass, std::int64_t block, const ConstTensorView& all,
                  std::initializer_list<PartTarget> parts) {
   const int ranks = pass.context_ranks();
-  const Exchange exchange{pass, all.elements() / (pass.rows() * ranks)};
+  const Exchange exchange = exchange_of(pass, all);
   const StepTensors memory(pass.engine, Category::activations, "tokens of ranks",
                            {exchange.by_rank(), exchange.by_rank()});
   exchange.to_ranks(all, memory[0]);
@@ -194,12 +229,12 @@ struct Kept {
   std::int64_t key_column, value_column;
   Kept(const Pass& pass, const Widths& widths, const View& kept) {
     const int ranks = pass.context_ranks();
+    const std::int64_t samples = pass.batch / 2, rows = samples * pass.sequence;
     const std::int64_t queries = widths.query / ranks, keys = widths.key / ranks,
-                       columns = queries + 2 * keys, rows = pass.rows() * ranks;
+                       columns = queries + 2 * keys;
     if (kept.shape.rank() == 0 || kept.elements() < rows * (columns + queries)) {
       throw LogicError("attention over ranks of the axis context was given no memory for what it keeps");
     }
-    const std::int64_t samples = pass.batch / 2;
     inputs = kept.slice(0, rows * columns).reshaped({samples, rows / samples, columns});
     out = kept.slice(rows * columns, rows * queries).reshaped({samples, rows / samples, queries});
     key_column = queries;
@@ -211,8 +246,8 @@ struct Kept {
 /// tokens.
 template <typename View>
 View of_own_heads(const Pass& pass, const View& log_sum_exp) {
-  const std::int64_t ranks = pass.context_ranks();
-  return log_sum_exp.reshaped({pass.batch / 2, log_sum_exp.shape[1] / ranks, 2 * ranks * pass.time});
+  const std::int64_t samples = pass.batch / 2, heads = log_sum_exp.shape[1] / pass.context_ranks();
+  return log_sum_exp.slice(0, samples * heads * pass.sequence).reshaped({samples, heads, pass.sequence});
 }
 
 }  // namespace
@@ -222,11 +257,13 @@ void gathered_attention(const Pass& pass, std::int64_t block, const kernels::Att
   const std::int64_t width = Widths(options, out.shape).key;
   const Exchange exchange{pass, 2 * width};
   const StepTensors all = gather_keys(exchange, block, inputs);
-  for (int run = 0; run < pass.runs(); ++run) {
-    kernels::attention_forward(exchange.stream(), of_run(pass, options, run),
-                               {rows_of_run(pass, inputs.query.rows, run), inputs.query.first_column},
-                               {all[0]}, {all[0], width}, rows_of_run(pass, out, run),
-                               rows_of_run(pass, log_sum_exp, run), pass.engine.workspace());
+  clear_padding(pass, out);
+  for (const RunPart& part : parts_of_runs(pass)) {
+    const TensorView keys = samples_of(pass, all[0], part);
+    kernels::attention_forward(exchange.stream(), of_part(pass, options, part),
+                               {rows_of_part(pass, inputs.query.rows, part), inputs.query.first_column},
+                               {keys}, {keys, width}, rows_of_part(pass, out, part),
+                               statistics_of(pass, log_sum_exp, part), pass.engine.workspace());
   }
 }
 
@@ -239,18 +276,25 @@ void gathered_attention_backward(const Pass& pass, std::int64_t block,
   Stream& stream = exchange.stream();
   const StepTensors all = gather_keys(exchange, block, inputs);
   const StepTensors d_all(pass.engine, Category::activations, "gradients of keys and values",
-                          {exchange.sequences(), exchange.sequences()});
-  for (int run = 0; run < pass.runs(); ++run) {
-    kernels::attention_backward(stream, of_run(pass, options, run), rows_of_run(pass, d_out, run),
-                                {rows_of_run(pass, inputs.query.rows, run), inputs.query.first_column},
-                                {all[0]}, {all[0], width}, rows_of_run(pass, out, run),
-                                rows_of_run(pass, log_sum_exp, run),
-                                {rows_of_run(pass, gradients.query.rows, run), gradients.query.first_column},
-                                {d_all[run]}, {d_all[run], width}, pass.engine.workspace());
+                          {exchange.sequences(), exchange.by_rank()});
+  // The second run's, in the memory that is sent.
+  const TensorView second = d_all[1].slice(0, d_all[0].elements()).reshaped(d_all[0].shape);
+  if (pass.tokens_of_run(1) == 0) kernels::fill_zero(stream, second);
+  if (pass.tokens_of_run(0) == 0) kernels::fill_zero(stream, d_all[0]);
+  clear_padding(pass, gradients.query.rows);
+  for (const RunPart& part : parts_of_runs(pass)) {
+    const TensorView keys = samples_of(pass, all[0], part),
+                     d_keys = samples_of(pass, part.run == 0 ? d_all[0] : second, part);
+    kernels::attention_backward(
+        stream, of_part(pass, options, part), rows_of_part(pass, d_out, part),
+        {rows_of_part(pass, inputs.query.rows, part), inputs.query.first_column}, {keys}, {keys, width},
+        rows_of_part(pass, out, part), statistics_of(pass, log_sum_exp, part),
+        {rows_of_part(pass, gradients.query.rows, part), gradients.query.first_column}, {d_keys},
+        {d_keys, width}, pass.engine.workspace());
   }
-  kernels::add(stream, d_all[0], d_all[1], d_all[0]);
-  const TensorView sent = d_all[1].reshaped(exchange.by_rank().shape),
-                   own = exchange.rows_of(sent, pass.context_rank());
+  kernels::add(stream, d_all[0], second, d_all[0]);
+  const TensorView& sent = d_all[1];
+  const TensorView own = exchange.rows_of(sent, pass.context_rank());
   exchange.to_ranks(d_all[0], sent);
   const PassLabel label(pass, keys_of(block));
   const std::array<Event, 1> ready{stream.record()};

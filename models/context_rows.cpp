@@ -5,6 +5,8 @@
 #include "tranche/comm/communicator.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/copy_columns.h"
+#include "tranche/kernels/cross_entropy.h"
+#include "tranche/kernels/elementwise.h"
 
 namespace tranche::models {
 
@@ -24,10 +26,50 @@ std::int64_t Pass::first_of_run(int run) const {
   return context == nullptr ? 0 : run_of_rank(run, context_rank(), context_ranks()) * time;
 }
 
+std::int64_t Pass::tokens_of_run(int run) const {
+  return context == nullptr ? time : std::clamp<std::int64_t>(sequence - first_of_run(run), 0, time);
+}
+
+bool Pass::padded() const {
+  return context != nullptr && 2 * context_ranks() * time != sequence;
+}
+
+std::vector<RunPart> parts_of_runs(const Pass& pass) {
+  const std::int64_t samples = pass.batch / pass.runs();
+  std::vector<RunPart> parts;
+  for (int run = 0; run < pass.runs(); ++run) {
+    const std::int64_t tokens = pass.tokens_of_run(run);
+    if (tokens == pass.time) {
+      parts.push_back({run, 0, samples, tokens});
+      continue;
+    }
+    for (std::int64_t sample = 0; tokens > 0 && sample < samples; ++sample) {
+      parts.push_back({run, sample, 1, tokens});
+    }
+  }
+  return parts;
+}
+
+void clear_padding(const Pass& pass, const TensorView& rows) {
+  const std::int64_t of_token = rows.elements() / pass.rows(), samples = pass.batch / pass.runs();
+  for (int run = 0; run < pass.runs(); ++run) {
+    const std::int64_t tokens = pass.tokens_of_run(run);
+    if (tokens == pass.time) continue;
+    // The samples of a run without tokens lie side by side.
+    const std::int64_t pieces = tokens == 0 ? 1 : samples, count = samples / pieces * (pass.time - tokens);
+    for (std::int64_t piece = 0; piece < pieces; ++piece) {
+      const std::int64_t first = (run * samples + piece) * pass.time + tokens;
+      kernels::fill_zero(pass.engine.compute_stream(), rows.slice(first * of_token, count * of_token));
+    }
+  }
+}
+
 void copy_local_tokens(const Pass& pass, const ConstTensorView& whole, const TensorView& local) {
   for (int run = 0; run < pass.runs(); ++run) {
+    const std::int64_t tokens = pass.tokens_of_run(run);
+    if (tokens == 0) continue;
     kernels::copy_columns(pass.engine.compute_stream(), whole, pass.first_of_run(run),
-                          rows_of_run(pass, local, run), 0, pass.time);
+                          rows_of_run(pass, local, run), 0, tokens);
   }
 }
 
@@ -36,6 +78,13 @@ LocalBatch::LocalBatch(Pass& pass, const TokenBatch& batch) : tokens_(batch.toke
   const TensorRequest numbers{DataType::int32, {pass.batch, pass.time}};
   memory_ = StepTensors(pass.engine, Category::activations, "tokens of this rank",
                         {numbers, numbers, {DataType::int32, {batch.positions ? pass.batch : 0, pass.time}}});
+  if (pass.padded()) {
+    kernels::fill_zero(pass.engine.compute_stream(), memory_[0]);
+    kernels::fill_zero(pass.engine.compute_stream(), memory_[2]);
+    const std::vector<std::int32_t> no_targets(static_cast<std::size_t>(pass.rows()), kernels::ignored_label);
+    pass.engine.device().copy_from_host(pass.engine.compute_stream(), memory_[1].data, no_targets.data(),
+                                        memory_[1].bytes());
+  }
   copy_local_tokens(pass, batch.tokens, memory_[0]);
   copy_local_tokens(pass, batch.targets, memory_[1]);
   tokens_ = memory_[0];

@@ -105,10 +105,12 @@ void Gpt::embedding_forward(const Pass& pass, const GatheredUnit& unit, const Co
   Stream& stream = pass.engine.compute_stream();
   PartialRows partial(pass, out);
   const TensorView rows = partial.view().reshaped({pass.batch, pass.time, config_.width});
-  for (int run = 0; run < pass.runs(); ++run) {
+  // Padding may lie behind the table of positions.
+  clear_padding(pass, rows);
+  for (const RunPart& part : parts_of_runs(pass)) {
     kernels::embedding_forward(
-        stream, rows_of_run(pass, tokens, run), pass.own_tokens(unit.tensor(token_table)),
-        positions_of_run(pass, unit.tensor(position_table), run), rows_of_run(pass, rows, run),
+        stream, rows_of_part(pass, tokens, part), pass.own_tokens(unit.tensor(token_table)),
+        positions_of_run(pass, unit.tensor(position_table), part.run), rows_of_part(pass, rows, part),
         pass.positions.value_or(ConstTensorView{}), pass.first_token());
   }
   partial.scatter(unit.spec().name);
@@ -149,10 +151,10 @@ void Gpt::embedding_backward(const Pass& pass, const UnitGradients& gradients, c
   const GatheredRows rows(pass, gradients.spec().name, gradient);
   if (pass.chained()) return chained_embedding_backward(pass, gradients, tokens, rows.view());
   const ConstTensorView d_out = rows.view().reshaped({pass.batch, pass.time, config_.width});
-  for (int run = 0; run < pass.runs(); ++run) {
-    kernels::embedding_backward(stream, rows_of_run(pass, tokens, run), rows_of_run(pass, d_out, run),
+  for (const RunPart& part : parts_of_runs(pass)) {
+    kernels::embedding_backward(stream, rows_of_part(pass, tokens, part), rows_of_part(pass, d_out, part),
                                 pass.own_tokens(gradients.tensor(token_table)),
-                                positions_of_run(pass, gradients.tensor(position_table), run),
+                                positions_of_run(pass, gradients.tensor(position_table), part.run),
                                 pass.first_token());
   }
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <span>
 #include <string>
 
 #include "models/chained_sums.h"
@@ -177,9 +176,8 @@ void language_head(const LanguageModel& model, const Pass& pass, const GatheredU
                              {DataType::float32, {several && !in_place ? rows : 0, width}},
                              {dtype, {in_place ? 0 : rows * blocks.columns(0)}}});
   PartialRows partial(pass, scratch[0]);
-  const PartialRows::Part summed{0, scratch[1]};
-  const std::span<const PartialRows::Part> d_normed = partial.parts(),
-                                           sums = several && !in_place ? std::span(&summed, 1) : d_normed;
+  const TensorView d_normed = partial.view();
+  const TensorView summed = several && !in_place ? scratch[1] : d_normed;
   // Each block writes different rows.
   const bool wanted = gradients->wanted(weight);
   const GradientTarget d_table = wanted ? target_of_own(pass, *gradients, weight) : GradientTarget{};
@@ -201,10 +199,8 @@ void language_head(const LanguageModel& model, const Pass& pass, const GatheredU
       kernels::matmul(stream, {.transpose_a = true, .accumulate = d_table.accumulate}, d_logits, normed,
                       rows_of(d_table.view, first, columns), engine.workspace());
     }
-    for (const PartialRows::Part& part : sums) {
-      kernels::matmul(stream, {.accumulate = block + 1 < blocks.count}, part.rows_of(d_logits),
-                      rows_of(table, first, columns), part.view, engine.workspace());
-    }
+    kernels::matmul(stream, {.accumulate = block + 1 < blocks.count}, d_logits,
+                    rows_of(table, first, columns), summed, engine.workspace());
     if (!low_rank) return;
     kernels::matmul(stream, {.transpose_a = true, .accumulate = d_b.accumulate}, d_logits, inner[0],
                     rows_of(d_b.view, first, columns), engine.workspace());
@@ -219,9 +215,7 @@ void language_head(const LanguageModel& model, const Pass& pass, const GatheredU
     end = begin;
   }
   logits_memory.release();
-  if (several && !in_place) {
-    for (const PartialRows::Part& part : d_normed) kernels::cast(stream, part.rows_of(scratch[1]), part.view);
-  }
+  if (several && !in_place) kernels::cast(stream, summed, d_normed);
   if (low_rank) {
     const TensorView d_inner = inner_backward[in_place ? 0 : 1];
     kernels::scale(stream, low_rank->adapter().scale, inner_backward[0]);

@@ -200,7 +200,8 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
     spec.context_elements = [layers, sequence, heads = *heads, queries](
                                 const Config& training, const Mesh& mesh, int begin, int end) {
       const int ranks = mesh.size(MeshAxis::context);
-      const std::int64_t tokens = training.micro_batch_size * sequence / ranks;
+      const std::int64_t run = divide_round_up(sequence, 2 * ranks);
+      const std::int64_t tokens = 2 * training.micro_batch_size * run;
       // Ranks of the axis `tensor` have some of the heads; if there are more ranks than heads, they share
       // them.
       const std::int64_t width =
@@ -228,16 +229,9 @@ Pass LanguageModel::pass_of(Engine& engine, const TokenBatch& batch, bool traini
   Pass pass = whole_pass_of(engine, batch, training);
   Communicator* const context = engine.runtime().context();
   if (context == nullptr) return pass;
-  const int ranks = context->size(), runs = 2 * ranks;
-  if (pass.time % runs != 0) {
-    throw InvalidArgument(fmt::format(
-        "a sequence of {} tokens cannot be cut into {} equal runs, of which each of the {} ranks of "
-        "the axis context computes two; pad it to a multiple of {} with targets that are left out",
-        pass.time, runs, ranks, runs));
-  }
   pass.context = context;
   pass.batch *= 2;
-  pass.time /= runs;
+  pass.time = divide_round_up(pass.time, 2 * context->size());
   return pass;
 }
 
@@ -274,6 +268,7 @@ Pass LanguageModel::whole_pass_of(Engine& engine, const TokenBatch& batch, bool 
           .training = training,
           .document_begin = batch.document_begin,
           .positions = batch.positions,
+          .sequence = tokens[1],
           .tensor = engine.runtime().tensor()};
 }
 

@@ -31,7 +31,7 @@ StepTensors acquire_totals(Engine& engine) {
 
 /// The numbers that determine the sizes of a micro-batch's buffers.
 Shape shape_of(const Pass& pass) {
-  return {pass.batch, pass.time, pass.document_begin ? 1 : 0, pass.positions ? 1 : 0};
+  return {pass.batch, pass.time, pass.sequence, pass.document_begin ? 1 : 0, pass.positions ? 1 : 0};
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <functional>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 
@@ -102,23 +101,6 @@ int output_blocks(const GatheredUnit& unit, const Linear& linear) {
   return dimensions[linear.layout == Linear::Layout::in_out ? 1 : 0].blocks;
 }
 
-/// linear_input_gradient() into the parts of d_x.
-void input_gradient_in_parts(Engine& engine, const GatheredUnit& unit, const Linear& linear,
-                             const ConstTensorView& d_out, std::span<const PartialRows::Part> d_x,
-                             bool accumulate) {
-  for (const PartialRows::Part& part : d_x) {
-    kernels::matmul(engine.compute_stream(),
-                    {.transpose_b = linear.layout == Linear::Layout::in_out, .accumulate = accumulate},
-                    part.rows_of(d_out), unit.tensor(linear.weight), part.view, engine.workspace());
-  }
-  const auto low_rank = LowRank::of(engine, unit, linear.weight);
-  if (!low_rank) return;
-  const StepTensors memory(engine, Category::activations, "adapter backward",
-                           {{low_rank->dtype(), {d_out.shape[0], low_rank->rank()}}});
-  low_rank->inner_gradient(d_out, memory[0]);
-  low_rank->input_gradient(memory[0], d_x);
-}
-
 }  // namespace
 
 void linear_forward(Engine& engine, const GatheredUnit& unit, const Linear& linear, const ConstTensorView& x,
@@ -148,8 +130,15 @@ void linear_forward(const Pass& pass, const GatheredUnit& unit, const Linear& li
 
 void linear_input_gradient(Engine& engine, const GatheredUnit& unit, const Linear& linear,
                            const ConstTensorView& d_out, const TensorView& d_x, bool accumulate) {
-  const PartialRows::Part whole{0, d_x};
-  input_gradient_in_parts(engine, unit, linear, d_out, {&whole, 1}, accumulate);
+  kernels::matmul(engine.compute_stream(),
+                  {.transpose_b = linear.layout == Linear::Layout::in_out, .accumulate = accumulate}, d_out,
+                  unit.tensor(linear.weight), d_x, engine.workspace());
+  const auto low_rank = LowRank::of(engine, unit, linear.weight);
+  if (!low_rank) return;
+  const StepTensors memory(engine, Category::activations, "adapter backward",
+                           {{low_rank->dtype(), {d_out.shape[0], low_rank->rank()}}});
+  low_rank->inner_gradient(d_out, memory[0]);
+  low_rank->input_gradient(memory[0], d_x);
 }
 
 void linear_parameter_gradients(Engine& engine, const GatheredUnit& unit, const UnitGradients& gradients,
@@ -200,22 +189,8 @@ void row_linear_forward(const Pass& pass, const GatheredUnit& unit, const Linear
       low_rank->add_outputs(memory[0], partial.view());
       return partial.scatter(name);
     }
-  } else if (pass.cache != nullptr) {
-    // Every rank's part is rounded, so that a row's bits do not depend on its place among the rows.
-    linear_forward(pass, unit, {.weight = linear.weight, .layout = linear.layout}, x, partial.view());
   } else {
-    for (const PartialRows::Part& part : partial.parts()) {
-      kernels::matmul(pass.engine.compute_stream(), {.transpose_b = linear.layout == Linear::Layout::out_in},
-                      part.rows_of(x), unit.tensor(linear.weight), part.view, pass.engine.workspace());
-    }
-    if (const auto low_rank = LowRank::of(pass.engine, unit, linear.weight)) {
-      const StepTensors memory(pass.engine, Category::activations, "adapter",
-                               {{low_rank->dtype(), {x.shape[0], low_rank->rank()}}});
-      low_rank->inner(x, memory[0]);
-      for (const PartialRows::Part& part : partial.parts()) {
-        low_rank->add_outputs(part.rows_of(memory[0]), part.view);
-      }
-    }
+    linear_forward(pass, unit, {.weight = linear.weight, .layout = linear.layout}, x, partial.view());
   }
   partial.scatter(name);
   if (linear.bias >= 0) kernels::add_bias(pass.engine.compute_stream(), out, unit.tensor(linear.bias));
@@ -225,7 +200,7 @@ void column_linear_input_gradient(const Pass& pass, const GatheredUnit& unit, co
                                   const ConstTensorView& d_out, PartialRows& d_x, bool accumulate) {
   Engine& engine = pass.engine;
   if (!pass.chained()) {
-    return input_gradient_in_parts(engine, unit, linear, d_out, d_x.parts(), accumulate);
+    return linear_input_gradient(engine, unit, linear, d_out, d_x.view(), accumulate);
   }
   d_x.mark_complete();
   const bool in_out = linear.layout == Linear::Layout::in_out;
@@ -240,8 +215,7 @@ void column_linear_input_gradient(const Pass& pass, const GatheredUnit& unit, co
   const StepTensors memory(engine, Category::activations, "adapter backward",
                            {{low_rank->dtype(), {d_out.shape[0], low_rank->rank()}}});
   low_rank->chained_inner_gradient(pass, d_out, blocks, memory[0]);
-  const PartialRows::Part whole{0, d_x.view()};
-  low_rank->input_gradient(memory[0], {&whole, 1});
+  low_rank->input_gradient(memory[0], d_x.view());
 }
 
 void column_linear_parameter_gradients(const Pass& pass, const GatheredUnit& unit, WeightGradients& weights,

@@ -151,22 +151,16 @@ void LowRank::chained_inner_gradient(const Pass& pass, const ConstTensorView& d_
   multiply_by(*engine_, adapter_->scale, d_inner);
 }
 
-void LowRank::input_gradient(const ConstTensorView& d_inner, std::span<const PartialRows::Part> d_x) const {
+void LowRank::input_gradient(const ConstTensorView& d_inner, const TensorView& d_x) const {
   Stream& stream = engine_->compute_stream();
   if (!drops(*engine_, *adapter_)) {
-    for (const PartialRows::Part& part : d_x) {
-      kernels::matmul(stream, {.accumulate = true}, part.rows_of(d_inner), a_, part.view,
-                      engine_->workspace());
-    }
+    kernels::matmul(stream, {.accumulate = true}, d_inner, a_, d_x, engine_->workspace());
     return;
   }
-  const StepTensors memory(*engine_, Category::activations, "adapter's dropout",
-                           {{dtype(), {d_inner.shape[0], a_.shape[1]}}});
+  const StepTensors memory(*engine_, Category::activations, "adapter's dropout", {{d_x.dtype, d_x.shape}});
   kernels::matmul(stream, {}, d_inner, a_, memory[0], engine_->workspace());
   drop(*engine_, *unit_, *adapter_, memory[0], memory[0]);
-  for (const PartialRows::Part& part : d_x) {
-    kernels::accumulate(stream, part.rows_of(memory[0]), part.view);
-  }
+  kernels::accumulate(stream, memory[0], d_x);
 }
 
 void add_a_gradient(Engine& engine, const UnitGradients& gradients, const LowRankAdapter& adapter,

@@ -2,13 +2,11 @@
 /// A low-rank adapter in a gathered unit (engine/lora.h), forward and backward, for linear.cpp and the head.
 
 #include <optional>
-#include <span>
 
 #include "tranche/engine/handles.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/models/language_model.h"
 #include "tranche/models/step_tensors.h"
-#include "tranche/models/tensor_rows.h"
 
 namespace tranche::models {
 
@@ -40,8 +38,8 @@ class LowRank {
                               const TensorView& d_inner) const;
   /// out += inner B^T.
   void add_outputs(const ConstTensorView& inner, const TensorView& out) const;
-  /// d_x, in parts of rows, += dropout(d_inner A).
-  void input_gradient(const ConstTensorView& d_inner, std::span<const PartialRows::Part> d_x) const;
+  /// d_x += dropout(d_inner A).
+  void input_gradient(const ConstTensorView& d_inner, const TensorView& d_x) const;
 
  private:
   void forward_by_rows(const ConstTensorView& x, const TensorView& out) const;

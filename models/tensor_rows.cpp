@@ -60,6 +60,7 @@ Pass Pass::of_layers(std::string_view dimension) const {
           .samples = samples,
           .training = training,
           .cache = cache,
+          .sequence = whole ? 1 : sequence,
           .tensor = whole ? nullptr : tensor,
           .context = whole ? nullptr : context,
           .all_rows = whole && chained() ? this : nullptr};
@@ -105,59 +106,21 @@ PartialRows::PartialRows(const Pass& pass, const TensorView& sum) : pass_(pass),
   view_ = memory_[0].slice(0, pass.rows() * width).reshaped({pass.rows(), width});
 }
 
-ConstTensorView PartialRows::Part::rows_of(const ConstTensorView& all) const {
-  const std::int64_t count = view.shape[0], columns = all.shape[1];
-  return all.slice(first * columns, count * columns).reshaped({count, columns});
-}
-
-std::span<const PartialRows::Part> PartialRows::parts() {
-  if (!parts_.empty()) return parts_;
-  if (pass_.tensor == nullptr || sum_.dtype == DataType::float32) {
-    parts_.push_back({0, view_});
-    return parts_;
-  }
-  const std::int64_t rows = view_.shape[0], width = view_.shape[1], local = sum_.shape[0],
-                     begin = std::min(pass_.tensor_rank() * local, rows), end = std::min(begin + local, rows);
-  own_ =
-      StepTensors(pass_.engine, Category::activations, "own partial rows", {{DataType::float32, sum_.shape}});
-  const auto add = [&](std::int64_t first, std::int64_t count, const TensorView& at) {
-    if (count > 0) parts_.push_back({first, at.slice(0, count * width).reshaped({count, width})});
-  };
-  add(0, begin, view_);
-  add(begin, end - begin, own_[0]);
-  add(end, rows - end, view_.slice(end * width, (rows - end) * width));
-  return parts_;
-}
-
 void PartialRows::scatter(std::string_view unit) {
   if (pass_.tensor == nullptr) return;
   Stream& stream = pass_.engine.compute_stream();
   const TensorView& all = memory_[0];
-  const std::int64_t padding = all.elements() - view_.elements(), count = sum_.elements();
-  const TensorView own_place = all.slice(pass_.tensor_rank() * count, count);
+  const std::int64_t padding = all.elements() - view_.elements();
   if (padding > 0) kernels::fill_zero(stream, all.slice(view_.elements(), padding));
   if (complete_) {
-    kernels::copy(stream, own_place, sum_);
+    kernels::copy(stream, all.slice(pass_.tensor_rank() * sum_.elements(), sum_.elements()), sum_);
     return memory_.release();
-  }
-  TensorView to = sum_;
-  ReductionOptions options;
-  if (own_.held()) {
-    // The others' rows are added to this rank's, whose place among theirs holds zeros.
-    to = own_[0];
-    options = {.group_size = 0, .accumulate = true};
-    kernels::fill_zero(stream, own_place);
-    const std::int64_t written =
-        std::clamp<std::int64_t>(view_.elements() - pass_.tensor_rank() * count, 0, count);
-    if (written < count) kernels::fill_zero(stream, to.slice(written, count - written));
   }
   const PassLabel label(pass_, rows_of(unit));
   const std::array<Event, 1> ready{stream.record()};
-  wait_for(pass_, pass_.tensor->reduce_scatter(all.data, all.dtype, to.data, to.dtype, count, options, ready,
-                                               label.label()));
-  if (own_.held()) kernels::cast(stream, to, sum_);
+  wait_for(pass_, pass_.tensor->reduce_scatter(all.data, all.dtype, sum_.data, sum_.dtype, sum_.elements(),
+                                               {}, ready, label.label()));
   memory_.release();
-  own_.release();
 }
 
 }  // namespace tranche::models

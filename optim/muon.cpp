@@ -130,8 +130,12 @@ class Muon final : public Optimizer {
     kernels::RuleOperands of = operands(range, 0);
     of.slots = 0b1;
     of.state = range.state;
-    of.master = range.scratch;
-    of.weight = range.message;
+    if (range.message.dtype == DataType::float32) {
+      of.master = range.message;
+    } else {
+      of.master = range.scratch;
+      of.weight = range.message;
+    }
     run(stream, values_.rule(), of, range);
   }
 

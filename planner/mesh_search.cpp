@@ -199,9 +199,9 @@ class MeshSearch {
 
   /// Throws for sequences that a run would refuse to cut at its start.
   void require_sequence_parts(int ranks) const {
-    if (ranks == 1 || (spec_.sequence_parts && spec_.tokens_per_sample % (2 * ranks) == 0)) return;
+    if (ranks == 1 || (spec_.sequence_parts && spec_.tokens_per_sample >= 2 * ranks)) return;
     throw ConfigurationError(spec_.sequence_parts
-                                 ? fmt::format("sequences of {} tokens cannot be cut into {} equal parts",
+                                 ? fmt::format("sequences of {} tokens cannot be cut into {} parts",
                                                spec_.tokens_per_sample, 2 * ranks)
                                  : fmt::format("{} computes no parts of sequences",
                                                spec_.name.empty() ? "the model" : spec_.name));

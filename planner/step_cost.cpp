@@ -91,8 +91,7 @@ int ranks_of_sample(const PlanRequest& request, const Config& config) {
 
 /// Tokens of a micro-batch that one rank computes.
 std::int64_t tokens_of_rank(const PlanRequest& request, const Config& config, const ModelSpec& spec) {
-  return config.micro_batch_size * spec.tokens_per_sample /
-         config.mesh_of(request.ranks).size(MeshAxis::context);
+  return config.micro_batch_size * spec.tokens_of_rank(config.mesh_of(request.ranks).size(MeshAxis::context));
 }
 
 /// Seconds of a micro-batch in which attention waits for exchanges on the axis `context`.

@@ -148,31 +148,25 @@ def page(table, settled):
         "<!-- Written by scripts/combinations.py from tests/combinations.json. -->",
         "# Any two capabilities at once", "",
         f"{len(capabilities)} capabilities make {len(settled)} pairs. {counts['test']} are held by a test, {counts['refused']} are refused "
-        f"before the first step, and {counts['independent']} share no code. No pair is left out: `scripts/combinations.py` looks for each,",
-        "for the tests by their names and for the texts of refusals, and `--matrix` prints all of them.", "",
+        f"before the first step, and {counts['independent']} share no code. `scripts/combinations.py --matrix` prints all of them, with the tests.", "",
         "`tests/models/combinations_test.cpp` trains a small model with the rows of a covering array: any two values of two axes stand together in at least",
-        "one of them. Each row is trained as it is, and with the same arithmetic at stage 0 on one stage of a pipeline, nothing offloaded, no overlap, no",
-        "memory plan. Weights, optimizer state, losses, norms, evaluations and logits have to be equal to the last bit, also where a checkpoint is loaded",
-        "elsewhere. The same rows are planned on the meta device, run by MPI processes, and run on a GPU, which is emulated in CI.", "",
+        "one of them. Weights, optimizer state, losses, norms, evaluations and logits have to be equal, to the last bit, to those of the same arithmetic at",
+        "stage 0 without pipeline, offload, overlap and memory plan.", "",
         "## What is refused", "",
         "A program ends with status 2, an engine's constructor with `ConfigurationError`, before the first step.", "",
-        "| pairs | text, and the test that reads it |", "|---|---|"]
+        "| each of | with each of | text |", "|---|---|---|"]
     for text in legend["refused"]:
-        sides = {}
+        sides, alike = {}, {}
         for a, b in refused[text]:
             sides.setdefault(a, []).append(b)
-        both = "; ".join(f"{names[a]} with {', '.join(names[b] for b in bs)}" for a, bs in sides.items())
-        lines.append(f"| {both} | \"{text[2]}\": `{text[1]}`" + (f"; {notes[text]}" if text in notes else "") + " |")
+        for a, bs in sides.items():
+            alike.setdefault(tuple(bs), []).append(a)
+        for bs, ones in alike.items():
+            lines.append(f"| {'; '.join(names[a] for a in ones)} | {'; '.join(names[b] for b in bs)} | \"{text[2]}\"" + (f"; {notes[text]}" if text in notes else "") + " |")
     lines += ["", "## Behind one interface", "",
               "What uses these knows the interface alone, so that tests of the interface hold them together with every row.", ""]
-    lines += [f"- {entry['name']}: {entry['interface']} (`{entry['tests'][0]}`" + (f" and {len(entry['tests']) - 1} more)" if len(entry["tests"]) > 1 else ")")
-              for entry in table["behind"]]
-    lines += ["", "## What there is not", "",
-              "Keys of DeepSpeed's that ask for these are refused with a reason (`ConfigKeys.RefusedOnesSayWhyAndTakeWhatAsksForNothing`).", ""]
-    for entry in table["absent"]:
-        keys = ", ".join(f"`{key}`" for key in entry.get("keys", ()))
-        test = f"refused: `{entry['test']}`" if "test" in entry else ""
-        lines.append(f"- {entry['name']}" + (f" ({keys or test})" if keys or test else ""))
+    lines += [f"- {entry['name']}: {entry['interface']}" for entry in table["behind"]]
+    lines += ["", "What there is not at all is among [the refused keys](reference/configuration.md#refused-keys)."]
     return "\n".join(lines) + "\n"
 
 

@@ -5,7 +5,7 @@ usage: kill_meshes.py PROGRAM [--mesh MESH] [--kills 50] [--equal-kills 20] [--s
 
 PROGRAM is build/release/bin/tranche. As in kill_test.py a tiny model is trained with a save after every step and --resume latest, and SIGKILL ends
 one rank, or mpirun, at a time drawn over start-up, loading, training and saving. ZeRO stages are drawn anew at each start.
-  --mesh         replicate=2,pipeline=2,shard=2 (the default), or shard=2,tensor=2.
+  --mesh         replicate=2,pipeline=2,shard=2 (the default), shard=2,tensor=2, or pipeline=2,shard=2,tensor=2.
   --kills        Runs on the mesh are killed. The next start is on another mesh, has other bits, and ends by itself after a step or
                  two. Both have to load the newest complete checkpoint of the folder, with the digests of weights and optimizer state that the run
                  that saved it wrote to its metrics before the save (--digest-every 1).
@@ -42,12 +42,17 @@ OTHERS = {
     "shard=2,tensor=2": [
         "", "shard=2", "shard=3", "pipeline=2", "tensor=2", "tensor=4", "shard=3,tensor=2", "tensor=2,shard=3", "replicate=2,tensor=2",
         "pipeline=2,tensor=2", "tensor=2,pipeline=3", "pipeline=2,shard=2,tensor=2", "replicate=2,shard=2", "replicate=2,tensor=3"],
+    "pipeline=2,shard=2,tensor=2": [
+        "", "shard=2", "shard=3", "pipeline=2", "tensor=2", "tensor=4", "context=2", "shard=2,context=2", "context=2,tensor=2", "shard=2,tensor=2",
+        "pipeline=2,tensor=2", "pipeline=3,tensor=2", "pipeline=2,context=2", "replicate=2,tensor=2", "replicate=2,shard=2"],
 }
 # All of these have the same number of data ranks, whose gradients are added in pairs; the uses of the tied table are added separately.
 EQUAL = {
     "replicate=2,pipeline=2,shard=2": ["replicate=2,pipeline=2,shard=2", "pipeline=2,replicate=2,shard=2", "replicate=2,shard=2,pipeline=2",
                                        "replicate=2,shard=2", "shard=4", "pipeline=2,shard=4"],
     "shard=2,tensor=2": ["shard=2,tensor=2", "tensor=2,shard=2", "replicate=2,tensor=2", "pipeline=2,shard=2,tensor=2"],
+    "pipeline=2,shard=2,tensor=2": ["pipeline=2,shard=2,tensor=2", "tensor=2,pipeline=2,shard=2", "pipeline=2,replicate=2,tensor=2",
+                                    "shard=2,tensor=2", "replicate=2,tensor=2"],
 }
 STEP = re.compile(r"^ *step +\d+/", re.M)
 BATCH = 12  # samples of a step, on any number of data ranks: 1, 2, 3, 4 and 6

@@ -2,8 +2,8 @@
 """sanitized_tests.py BUILD [--log FILE] [--only REGEX] [--commits N] [--most N]: which test programs a run under a sanitizer builds and runs now.
 
 It chooses the programs whose sources, or the folders of the library that they link, the last N (20) commits or the working
-tree changed; those of tests/comm, tests/offload and tests/pipeline always; and a third of the others, which moves on with
-every N commits, so that 3 N commits have run each program. Where that is more than --most (24) programs, as after a change
+tree changed in more than comments, white space and pages; those of tests/comm, tests/offload and tests/pipeline always; and a
+third of the others, which moves on with every N commits, so that 3 N commits have run each program. Where that is more than --most (24) programs, as after a change
 to a header that all of them include, it takes a third of the changed programs, so that three commits in a row have run
 each of them. It says what it leaves out. BUILD is a folder that CMake has configured: it wrote test_programs.json
 there.
@@ -17,12 +17,16 @@ import re
 import subprocess
 import sys
 
+import code_changes
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ALWAYS = ("tests/comm", "tests/offload", "tests/pipeline")
 THIRDS = 3
 # Changes of these files concern every program: how everything is compiled, and inputs of several tests.
 EVERYTHING = re.compile(r"^(CMakeLists\.txt|CMakePresets\.json|cmake/Tranche(Options|Dependencies|Targets|Cuda|Testing|Rules)\.cmake"
-                        r"|tests/CMakeLists\.txt|tests/configs/.*|tests/combinations\.json|scripts/sanitized_tests\.py)$")
+                        r"|tests/CMakeLists\.txt|tests/configs/.*|tests/combinations\.json)$")
+# No program is compiled from these files, and none reads them.
+NOTHING = re.compile(r"\.md$|^kernels/cuda/resources\.txt$")
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 
@@ -32,12 +36,13 @@ def git(root, *arguments):
 
 
 def changed_files(root, commits):
-    """The files that the last commits and the working tree changed; None without the necessary history."""
+    """The files whose code, or data, the last commits or the working tree changed; None without the necessary history."""
     count = int(git(root, "rev-list", "--count", "HEAD") or 0)
     if count <= commits:
         return None, count
     names = git(root, "diff", "--name-only", f"HEAD~{commits}") + git(root, "ls-files", "--others", "--exclude-standard")
-    return set(names.split("\n")) - {""}, count
+    names = sorted(name for name in set(names.split("\n")) - {""} if not NOTHING.search(name))
+    return code_changes.changed_in_code(root, f"HEAD~{commits}", names), count
 
 
 def with_includes(root, sources):
@@ -61,13 +66,15 @@ def with_includes(root, sources):
 def concerned(root, program, changed):
     """Whether a changed file is a source of the program or belongs to a folder that it links."""
     sources = with_includes(root, program["sources"])
+    # What tests/CMakeLists.txt includes from a folder belongs to that folder.
+    home = program["folder"] if program["folder"] != "tests" else str(pathlib.PurePosixPath(program["sources"][0]).parent)
     for file in changed:
         if file in sources or EVERYTHING.match(file):
             return True
         if any(file.startswith((f"{folder}/", f"include/tranche/{folder}/")) for folder in program["folders"]):
             return True
         # Files that are not compiled, such as build files and recorded values, concern the programs of their folder.
-        if file.startswith(program["folder"] + "/") and not re.search(r"\.(cpp|h|cu|md)$", file):
+        if file.startswith(home + "/") and not re.search(r"\.(cpp|h|cu)$", file):
             return True
     return False
 

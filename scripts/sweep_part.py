@@ -1,10 +1,14 @@
+#!/usr/bin/env python3
 """This module cuts the sweeps of tests into parts: TRANCHE_TEST_PART="k/n" runs part k of n, 0 <= k < n, and all n parts together run everything.
 
 Without the variable everything runs. Continuous integration runs another part on every commit (scripts/test.sh), and `--full` everything. What a
 part leaves out is printed.
+
+sweep_part.py NUMBER COMMAND...: runs a command that is number NUMBER of a sweep, if this run's part has it; else prints so and ends with status 77.
 """
 import os
 import re
+import sys
 
 VARIABLE = "TRANCHE_TEST_PART"
 
@@ -60,3 +64,18 @@ def part_of_count(count, what):
     if n > 1:
         print(f"part {k}/{n} of {count} {what}: {share} run ({VARIABLE})", flush=True)
     return share
+
+
+def main():
+    if len(sys.argv) < 3 or not sys.argv[1].isdecimal():
+        print(__doc__.strip().split("\n")[-1], file=sys.stderr)
+        return 2
+    k, n = current()
+    if int(sys.argv[1]) % n != k:
+        print(f"part {k}/{n} ({VARIABLE}) leaves number {sys.argv[1]} of its sweep out: {' '.join(sys.argv[2:])}")
+        return 77
+    os.execvp(sys.argv[2], sys.argv[2:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -93,15 +93,15 @@ constexpr bool lies_in(SweepPart part, int number) {
 }
 
 /// The rounds of 0 ... full - 1 that this run performs, at least one: all of them, one in n with
-/// TRANCHE_TEST_PART, and a quarter where sanitized (a different one in each part), because a sanitizer looks
+/// TRANCHE_TEST_PART, and a sixth where sanitized (a different one in each part), because a sanitizer looks
 /// for kinds of accesses, which a few rounds show as well. A round draws from its number alone, so its seed
 /// does not depend on earlier rounds.
 inline std::vector<int> rounds(int full) {
   const SweepPart part = sweep_part();
-  const int quarter = (full + 3) / 4;
+  const int sixth = (full + 5) / 6;
   std::vector<int> taken;
   for (int round = 0; round < full; ++round) {
-    const bool take = sanitized ? round / quarter == part.part % 4 : lies_in(part, round);
+    const bool take = sanitized ? round / sixth == part.part % 6 : lies_in(part, round);
     if (sweep_count.count(take)) taken.push_back(round);
   }
   if (taken.empty() && full > 0) taken.push_back(part.part % full);

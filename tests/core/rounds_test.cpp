@@ -79,7 +79,7 @@ TEST(Rounds, AreThoseOfTheRunsPart) {
   const std::vector<int> taken = rounds(40);
   const SweepPart part = sweep_part();
   if (sanitized) {
-    EXPECT_EQ(taken.size(), 10u);
+    EXPECT_EQ(taken.size(), part.part % 6 == 5 ? 5u : 7u);
   } else {
     for (int round = 0; round < 40; ++round) {
       EXPECT_EQ(lies_in(part, round), std::find(taken.begin(), taken.end(), round) != taken.end()) << round;

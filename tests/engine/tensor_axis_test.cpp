@@ -338,8 +338,10 @@ TEST(TensorAxis, TheNoiseOfGradientsHasTheBitsOfAMeshWithoutTheAxis) {
 }
 
 void expect_traffic_by_formula(const std::string& optimizer) {
+  int point = 0;
   for (const auto& [ranks, mesh] : meshes) {
     for (int stage = 0; stage <= 3; ++stage) {
+      if (!swept(point++, 5)) continue;
       const auto measures = [&, &mesh = mesh](Config& config) {
         config.gradient_noise_scale = may_measure_noise(mesh) && stage != 1;
         // In this case one data rank has several gradients.
@@ -514,6 +516,7 @@ TEST_F(TensorAxisSaving, AnyMeshGoesOnFromAnyOther) {
     const int stage = static_cast<int>(a) % 4;
     const Outcome saved = train({pairs[a].first, pairs[a].second, stage}, 2, {}, to);
     for (std::size_t b = 0; b < pairs.size(); ++b) {
+      if (!swept(static_cast<int>(pairs.size() * a + b), 5)) continue;
       const std::string where = pairs[a].second + " to " + pairs[b].second;
       const CutRun run{pairs[b].first, pairs[b].second, (stage + static_cast<int>(b)) % 4};
       const Outcome loaded = train(run, 4, to);
@@ -631,10 +634,6 @@ TEST(ContextAxis, RefusesWhatItsRanksCannotShare) {
       HasSubstr("tranche.mesh \"context=5\": samples of 8 tokens cannot be cut into the 10 parts that "
                 "5 ranks of context share; use sequences of at least 10 tokens, or a smaller "
                 "context"));
-  EXPECT_THAT(
-      text_of({3, "context=3"}, {}),
-      HasSubstr("tranche.mesh \"context=3\": samples of 8 tokens cannot be cut into 6 equal parts, of "
-                "which each of the 3 ranks of context has two; use sequences of 6 or 12 tokens"));
   const auto ulysses = [](Config& c) { c.context_exchange = ContextExchange::ulysses; };
   ModelSpec six_heads;
   six_heads.sequence_parts = true;

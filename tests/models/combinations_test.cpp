@@ -44,7 +44,7 @@ class EveryRow : public Combinations {
   void expect_bits_of_stage_zero(const std::vector<CombinationAxis>& axes,
                                  const std::vector<CoveringRow>& rows, DeviceKind device) {
     for (std::size_t i = 0; i < rows.size(); ++i) {
-      if (!test::swept(static_cast<int>(i), 4)) continue;
+      if (!test::swept(static_cast<int>(i), 6)) continue;
       SCOPED_TRACE("row " + std::to_string(i) + ": " + text_of(axes, rows[i]));
       const Combination whole = combination_of(axes, rows[i]);
       Combination plain = plain_combination_of(axes, rows[i]);
@@ -105,7 +105,7 @@ TEST_F(CombinationsOfTwo, ArePlannedToTheByte) {
   const std::vector<CoveringRow> rows = rows_of(axes);
   expect_pairs_of_the_table("CombinationsOfTwo.ArePlannedToTheByte", axes, rows, {"meta"});
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (!test::swept(static_cast<int>(i), 4)) continue;
+    if (!test::swept(static_cast<int>(i), 6)) continue;
     SCOPED_TRACE("row " + std::to_string(i) + ": " + text_of(axes, rows[i]));
     Combination whole = combination_of(axes, rows[i]);
     whole.continued = Continued::not_at_all;

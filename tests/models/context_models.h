@@ -19,7 +19,8 @@ namespace tranche::models {
 struct ContextRun {
   std::int64_t time = 16;
   int steps = 20;
-  bool documents = false;  ///< four documents in each row
+  bool documents = false;                  ///< four documents in each row
+  std::vector<std::int64_t> lengths = {};  ///< of micro-batches, in turn; empty: `time`
 };
 
 /// `config_of(1)` on a mesh whose `data_ranks` share the samples.
@@ -41,7 +42,9 @@ inline std::vector<double> losses_of(int ranks, const LanguageModel& model, cons
     std::vector<TokenData> data(static_cast<std::size_t>(used.accumulation_steps),
                                 TokenData(run.time, model.shape().vocabulary, true));
     std::vector<double> mine;
+    std::size_t number = 0;
     const auto drawn = [&](TokenData& place, std::int64_t first) {
+      if (!run.lengths.empty()) place.time = run.lengths[number++ % run.lengths.size()];
       place.draw(first + data_rank * used.micro_batch_size, used.micro_batch_size);
       if (run.documents) place.split_in_four();
       return place.batch();

@@ -337,6 +337,8 @@ TEST(ContextParallel, GatheredKeysAndValuesSendWhatTheFormulaSays) {
     EXPECT_EQ(sent(ranks, gpt(), true, 16), formula(8, 16, 24, gpt().shape().layers));
     const Llama llama(eight_heads(LlamaKind::llama));
     EXPECT_EQ(sent(ranks, llama, false, 32), formula(6, 32, 2 * 6, llama.shape().layers));
+    // Padding is sent, too.
+    EXPECT_EQ(sent(ranks, gpt(), false, 13), formula(6, 16, 24, gpt().shape().layers));
   }
 }
 
@@ -350,25 +352,9 @@ TEST(ContextExchangeOfHeads, SendsWhatTheFormulaSays) {
     constexpr auto ulysses = ContextExchange::ulysses;
     EXPECT_EQ(sent(ranks, model, false, 16, ulysses), formula(8, 16, 24, model.shape().layers));
     EXPECT_EQ(sent(ranks, model, true, 16, ulysses), formula(12, 16, 24, model.shape().layers));
+    EXPECT_EQ(sent(ranks, model, false, 13, ulysses), formula(8, 16, 24, model.shape().layers));
     EXPECT_EQ(sent(ranks, llama, false, 32, ulysses), formula(4, 32, 8 * 6 + 4 * 6, llama.shape().layers));
   }
-}
-
-TEST(ContextParallelGpt, ASequenceThatDoesNotDivideIsRefused) {
-  on_ranks(2, gpt().spec(16), on_mesh(context(2)), [&](Engine& engine) {
-    TokenData data(14, 61, false);
-    data.draw(0, batch);
-    try {
-      (void)gpt().pass_of(engine, data.batch(), true);
-      FAIL();
-    } catch (const InvalidArgument& error) {
-      EXPECT_THAT(
-          error.what(),
-          testing::HasSubstr("a sequence of 14 tokens cannot be cut into 4 equal runs, of which each of "
-                             "the 2 ranks of the axis context computes two; pad it to a multiple of 4 "
-                             "with targets that are left out"));
-    }
-  });
 }
 
 }  // namespace

@@ -79,6 +79,18 @@ DrawnMesh draw_mesh(const std::function<std::size_t(std::size_t)>& pick, bool cu
   return {axes[0] + ", " + axes[1] + ", " + axes[2] + ", " + axes[3], tensor * stages * shards * replicas};
 }
 
+/// At most eight ranks on any of the five axes.
+DrawnMesh draw_any_mesh(const std::function<std::size_t(std::size_t)>& pick, int most_parts) {
+  DrawnMesh mesh;
+  int context = 1;
+  do {
+    context = 1 + static_cast<int>(pick(3));
+    mesh = draw_mesh(pick, false, most_parts);
+  } while (mesh.ranks * context > 8);
+  const std::string axis = "context=" + std::to_string(context);
+  return {pick(2) == 0 ? axis + ", " + mesh.text : mesh.text + ", " + axis, mesh.ranks * context};
+}
+
 /// A checkpoint that is saved on one mesh and loaded on another; at least one has the axis tensor.
 struct CheckpointPair {
   bool llama = false;
@@ -87,6 +99,9 @@ struct CheckpointPair {
   int stage_of_reader = 0;
 };
 
+/// The first 40 pairs have no axis context, of which one has the axis tensor. The others have any axes.
+constexpr std::uint64_t pairs_without_context = 40;
+
 CheckpointPair draw_checkpoint_pair(std::uint64_t number) {
   const RandomKey key{97, RandomPurpose::test, 11};
   std::uint64_t counter = number * 64;
@@ -94,8 +109,10 @@ CheckpointPair draw_checkpoint_pair(std::uint64_t number) {
   CheckpointPair pair;
   pair.llama = pick(2) == 0;
   const bool cut_writer = pick(2) == 0;
-  pair.from = draw_mesh(pick, cut_writer, pair.llama ? 8 : 4);
-  pair.to = draw_mesh(pick, !cut_writer, pair.llama ? 8 : 4);
+  const int most_parts = pair.llama ? 8 : 4;
+  const bool any = number >= pairs_without_context;
+  pair.from = any ? draw_any_mesh(pick, most_parts) : draw_mesh(pick, cut_writer, most_parts);
+  pair.to = any ? draw_any_mesh(pick, most_parts) : draw_mesh(pick, !cut_writer, most_parts);
   Config& config = pair.config;
   config = plain_config(1);
   config.train_batch_size = 0;
@@ -139,8 +156,8 @@ std::int64_t bytes_of_files(const std::string& folder) {
   return bytes;
 }
 
-TEST(TensorMeshes, CheckpointsOfAnyMeshAreReadByAnyOther) {
-  const test::Sweep cases = test::sweep({0, 40});
+/// The values of the axes that these pairs have.
+test::AxesMet axes_of_pairs(const test::Sweep& cases) {
   test::AxesMet axes;
   for (std::uint64_t number = cases.first; number < cases.end(); ++number) {
     const CheckpointPair pair = draw_checkpoint_pair(number);
@@ -148,7 +165,7 @@ TEST(TensorMeshes, CheckpointsOfAnyMeshAreReadByAnyOther) {
                                               std::tuple("reader's ", pair.to, pair.stage_of_reader)}) {
       const Mesh mesh = Mesh::parse(drawn.text, drawn.ranks);
       for (const MeshAxis axis :
-           {MeshAxis::replicate, MeshAxis::pipeline, MeshAxis::shard, MeshAxis::tensor}) {
+           {MeshAxis::replicate, MeshAxis::pipeline, MeshAxis::shard, MeshAxis::context, MeshAxis::tensor}) {
         axes.meet(std::string(whose) + std::string(name_of(axis)), mesh.size(axis));
       }
       axes.meet(std::string(whose) + "ZeRO", stage);
@@ -156,13 +173,16 @@ TEST(TensorMeshes, CheckpointsOfAnyMeshAreReadByAnyOther) {
     axes.meet("llama", pair.llama);
   }
   for (const std::string whose : {"writer's ", "reader's "}) {
-    axes.expect(whose + "tensor", {1, 2, 4, 8});
     axes.expect(whose + "pipeline", {1, 2});
     axes.expect(whose + "replicate", {1, 2});
     axes.expect(whose + "shard", {1, 2, 3});
     axes.expect(whose + "ZeRO", {0, 1, 2, 3});
   }
   axes.expect("llama", {false, true});
+  return axes;
+}
+
+void expect_equal_digests(const test::Sweep& cases) {
   for (const std::uint64_t number : test::rounds(cases)) {
     const CheckpointPair pair = draw_checkpoint_pair(number);
     const std::shared_ptr<const LanguageModel> model = cut_language_model(pair.llama);
@@ -195,6 +215,26 @@ TEST(TensorMeshes, CheckpointsOfAnyMeshAreReadByAnyOther) {
     });
     std::filesystem::remove_all(folder);
   }
+}
+
+TEST(TensorMeshes, CheckpointsOfAnyMeshAreReadByAnyOther) {
+  const test::Sweep cases = test::sweep({0, pairs_without_context});
+  const test::AxesMet axes = axes_of_pairs(cases);
+  for (const std::string whose : {"writer's ", "reader's "}) axes.expect(whose + "tensor", {1, 2, 4, 8});
+  expect_equal_digests(cases);
+}
+
+TEST(TensorMeshes, CheckpointsOfAnyAxesAreReadByAnyOther) {
+  expect_equal_digests(test::sweep({pairs_without_context, 3}));
+}
+TEST(TensorMeshesSlow, SixtyCheckpointsOfAnyAxesAreReadByAnyOther) {
+  const test::Sweep cases = test::sweep({pairs_without_context, 60});
+  const test::AxesMet axes = axes_of_pairs(cases);
+  for (const std::string whose : {"writer's ", "reader's "}) {
+    axes.expect(whose + "tensor", {1, 2, 4});
+    axes.expect(whose + "context", {1, 2, 3});
+  }
+  expect_equal_digests(cases);
 }
 
 /// The numbers of elements that ranks of the axis tensor do not divide by columns, and that they do.

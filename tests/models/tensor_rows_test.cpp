@@ -3,10 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <vector>
-
 #include "training_fixture.h"
 #include "tranche/kernels/embedding.h"
 
@@ -69,53 +65,6 @@ TEST(TensorRows, PartialSumsAreAddedAndScattered) {
         const std::int64_t at = 2 * first + i;
         EXPECT_EQ(sum[static_cast<std::size_t>(i)], at < 10 ? factor * static_cast<float>(at) : 0.0f);
       }
-    });
-  }
-}
-
-/// Numbers that bf16 rounds.
-float addend(std::int64_t rank, std::int64_t element) {
-  return 0.731f + 0.617f * static_cast<float>((7 * rank + 3 * element) % 11);
-}
-
-TEST(TensorRows, OwnRowsOf16BitSumsAreRoundedOnceWithTheSum) {
-  for (const int ranks : {1, 2, 3, 4}) {
-    on_parts(ranks, [&](const Pass& pass) {
-      const std::int64_t local = pass.local_rows(), rank = pass.tensor_rank(), first = rank * local;
-      std::vector<bfloat16> sum(static_cast<std::size_t>(local * 2));
-      PartialRows partial(pass, {sum.data(), DataType::bfloat16, {local, 2}});
-      std::int64_t rows = 0, own_rows = 0;
-      for (const PartialRows::Part& part : partial.parts()) {
-        EXPECT_EQ(part.first, rows) << "parts are in order and leave out nothing";
-        rows += part.view.shape[0];
-        const bool own = part.view.dtype == DataType::float32;
-        if (own) own_rows += part.view.shape[0];
-        for (std::int64_t i = 0; i < part.view.elements(); ++i) {
-          const float value = addend(rank, 2 * part.first + i);
-          if (own) {
-            part.view.as<float>()[i] = value;
-          } else {
-            part.view.as<bfloat16>()[i] = to_bfloat16(value);
-          }
-        }
-      }
-      EXPECT_EQ(rows, 5);
-      EXPECT_EQ(own_rows, ranks == 1 ? 0 : std::clamp<std::int64_t>(5 - first, 0, local));
-      partial.scatter("test");
-      int rounded_twice = 0;
-      for (std::int64_t i = 0; i < 2 * local; ++i) {
-        const std::int64_t at = 2 * first + i;
-        float exact = at < 10 ? addend(rank, at) : 0, by_parts = 0;
-        for (int other = 0; other < ranks && at < 10; ++other) {
-          const float rounded = to_float(to_bfloat16(addend(other, at)));
-          if (other != rank) exact += rounded;
-          by_parts += rounded;
-        }
-        EXPECT_EQ(sum[static_cast<std::size_t>(i)], to_bfloat16(exact)) << ranks << " ranks, element " << at;
-        rounded_twice += !(to_bfloat16(exact) == to_bfloat16(by_parts)) ? 1 : 0;
-      }
-      if (ranks != 2) return;
-      EXPECT_GT(rounded_twice, 0) << "a rounding of the own rows would be seen";
     });
   }
 }

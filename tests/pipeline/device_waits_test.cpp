@@ -15,6 +15,7 @@
 #include "pipeline/schedule/generators.h"
 #include "pipeline/schedule/lower.h"
 #include "pipeline/schedule/run_order.h"
+#include "tests/core/rounds.h"
 
 namespace tranche::pipeline {
 namespace {
@@ -200,12 +201,13 @@ PipelineSchedule lowered(std::string_view name, int stages, std::int64_t micro_b
 }
 
 TEST(DeviceWaits, HaveNoCircle) {
+  int point = 0;
   for (const NamedSchedule& named : named_schedules()) {
     for (int stages = 2; stages <= 8; ++stages) {
       for (const std::int64_t micro_batches : {1, 2, 3, 4, 7, 8, 9, 17, 24}) {
         for (const int chunks : named.any_chunks ? std::vector{1, 2, 4} : std::vector{0}) {
           const PipelineSchedule schedule = lowered(named.name, stages, micro_batches, chunks);
-          if (schedule.ranks.empty()) continue;
+          if (schedule.ranks.empty() || !test::swept(point++, 11)) continue;
           EXPECT_FALSE(hangs(schedule, Order::channels))
               << named.name << ", " << stages << " stages, " << micro_batches << " micro-batches, " << chunks;
           EXPECT_FALSE(hangs(schedule, Order::channels, Memory::as_executed, true))

@@ -199,7 +199,8 @@ Drawn draw_context(std::uint64_t number, int ranks) {
   }
   const std::string axis = "context=" + std::to_string(context);
   config.mesh = pick(2) == 0 ? axis + ", " + config.mesh : config.mesh + ", " + axis;
-  drawn.time = context == 3 ? 12 : 8;
+  drawn.time = 6 + static_cast<std::int64_t>(pick(7));  // padding in some
+  drawn.time = std::max<std::int64_t>(drawn.time, 2 * context);
   const bool twelve_heads = drawn.model->architecture() == "GPT2LMHeadModel" && others > 0;
   const int parts = config.mesh_of(ranks).size(MeshAxis::tensor);
   if (twelve_heads && 12 / parts % context == 0 && pick(2) == 0) {
@@ -232,8 +233,8 @@ void add_to(std::vector<std::int64_t>& bytes, const std::vector<int>& group, int
 
 /// Tokens of a micro-batch that a rank computes.
 std::int64_t tokens_of_rank(const Engine& engine) {
-  return engine.config().micro_batch_size * engine.model().tokens_per_sample /
-         engine.runtime().mesh().size(MeshAxis::context);
+  return engine.config().micro_batch_size *
+         engine.model().tokens_of_rank(engine.runtime().mesh().size(MeshAxis::context));
 }
 
 /// The bytes of rows that this rank sends to each other rank of the axis tensor in a step, by the table in

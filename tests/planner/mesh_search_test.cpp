@@ -115,13 +115,21 @@ void expect_equal_searches(MeshSearchRequest request, const std::vector<double>&
       return one.trial.peak <= request.fit.budget;
     });
     const MeshSearchResult pruned = search_meshes(request);
-    ASSERT_TRUE(pruned.fits) << request.fit.budget;
-    EXPECT_EQ(settings_of(pruned.chosen), settings_of(*expected)) << request.fit.budget;
+    EXPECT_EQ(pruned.counts.all, whole.counts.all);
+    EXPECT_EQ(sum_of(pruned.counts), pruned.counts.all);
+    if (!pruned.fits || settings_of(pruned.chosen) != settings_of(*expected)) {
+      // A whole step may take more than the trial of a few micro-batches: then only a search knows.
+      request.exhaustive = true;
+      const MeshSearchResult exact = search_meshes(request);
+      request.exhaustive = false;
+      EXPECT_EQ(pruned.fits, exact.fits) << request.fit.budget;
+      EXPECT_EQ(settings_of(pruned.chosen), settings_of(exact.chosen)) << request.fit.budget;
+      EXPECT_EQ(pruned.chosen.seconds, exact.chosen.seconds);
+      continue;
+    }
     EXPECT_GE(pruned.chosen.trial.peak, expected->trial.peak) << "whole steps may pack a little worse";
     EXPECT_LE(pruned.chosen.trial.peak, request.fit.budget);
     EXPECT_EQ(pruned.chosen.seconds, expected->seconds);
-    EXPECT_EQ(pruned.counts.all, whole.counts.all);
-    EXPECT_EQ(sum_of(pruned.counts), pruned.counts.all);
     EXPECT_LT(pruned.counts.planned, whole.counts.planned / 2);
   }
 }
@@ -131,15 +139,21 @@ TEST(MeshSearch, BoundsLeaveNothingOutThatWouldBeChosen) {
   request.fit.keep_optimizer_tier = request.fit.keep_parameters_tier = true;
   request.fit.plan.config.pipeline_schedule = "zb-h1";
   request.fit.plan.config.accumulation_steps = 1;
-  request.axes = "context=1, replicate=1";
+  request.axes = tranche::test::sanitized ? "context=1, replicate=1, tensor=1" : "context=1, replicate=1";
   expect_equal_searches(request, {0, 0.02, 0.1, 0.4});
 }
 
+// All five axes and all ZeRO stages: every schedule, adapters whose state may go to every tier, Muon with two
+// micro-batches. Plans of the exhaustive search take these tests minutes.
 class MeshSearchSlow : public testing::TestWithParam<int> {};
 TEST_P(MeshSearchSlow, BoundsLeaveNothingOutThatWouldBeChosen) {
-  MeshSearchRequest request = search_of(small_gpt(4, 32), 8, std::int64_t{1} << 40);
-  if (GetParam() == 1) request.fit.plan.config.lora.rank = 2;
-  if (GetParam() == 2) request.fit.plan.config.optimizer.type = "Muon";
+  MeshSearchRequest request = search_of(small_gpt(2, 32), 8, std::int64_t{1} << 40);
+  Config& config = request.fit.plan.config;
+  request.fit.keep_optimizer_tier = request.fit.keep_parameters_tier = GetParam() != 1;
+  config.accumulation_steps = GetParam() == 2 ? 2 : 1;
+  if (GetParam() > 0) config.pipeline_schedule = GetParam() == 1 ? "zb-h1" : "1f1b";
+  if (GetParam() == 1) config.lora.rank = 2;
+  if (GetParam() == 2) config.optimizer.type = "Muon";
   expect_equal_searches(request, {0, 0.01, 0.05, 0.2, 0.6});
 }
 INSTANTIATE_TEST_SUITE_P(Models, MeshSearchSlow, testing::Values(0, 1, 2));

@@ -446,11 +446,13 @@ PlanRequest draw_sequences(std::uint64_t number) {
   request.documents = !gpt && pick(2) == 0;
   if (pick(3) == 0) {
     for (int i = 0; i < 3; ++i) {
-      request.lengths.push_back(
-          2 * context *
-          (1 + pick(static_cast<std::uint32_t>(request.sequence) / 2 / static_cast<std::uint32_t>(context))));
+      request.lengths.push_back(1 + pick(static_cast<std::uint32_t>(request.sequence)));
     }
   }
+  // Padding in some; the longest is no longer than the table of positions.
+  if (request.sequence > 2 * context && pick(2) == 0)
+    request.sequence -= 1 + pick(2 * static_cast<std::uint32_t>(context) - 1);
+  for (std::int64_t& length : request.lengths) length = std::min(length, request.sequence);
   return request;
 }
 
@@ -530,10 +532,11 @@ TEST(PlanIsMeasured, EveryRankOfAMeshThatCutsSequences) {
     axes.meet("documents", request.documents);
     axes.meet("exchange", request.config.context_exchange);
     axes.meet("lengths", !request.lengths.empty());
+    axes.meet("padding", request.sequence % (2 * mesh.size(MeshAxis::context)) != 0);
   }
   axes.expect("parts", {2, 3, 4});
   axes.expect("stages", {1, 2});
-  for (const char* axis : {"tensor", "shards", "replicas", "documents", "lengths"}) {
+  for (const char* axis : {"tensor", "shards", "replicas", "documents", "lengths", "padding"}) {
     axes.expect(axis, {false, true});
   }
   axes.expect("stage", {0, 1, 2, 3});

@@ -89,7 +89,7 @@ class Pages(unittest.TestCase):
         self.assertEqual(status, 1, said)
         self.assertIn("12 sentences on 1 pages, 90th percentile 27 words", said)
         self.assertIn("27 a.md: word word", said)
-        for rows, status in ((340, 0), (360, 1)):
+        for rows, status in ((440, 0), (460, 1)):
             self.write("README.md", "One.\n" + "| two words |\n" * rows)
             self.assertEqual(self.run_script("sentences.py", self.root / "README.md")[0], status)
         self.write("a.md", "# Nothing\n")

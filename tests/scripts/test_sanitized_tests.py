@@ -16,7 +16,7 @@ PROGRAMS = {
     "test_core": {"folder": "tests/core", "folders": ["core"], "sources": ["tests/core/a_test.cpp"]},
     "test_data": {"folder": "tests/data", "folders": ["data", "core"], "sources": ["tests/data/a_test.cpp"]},
     "test_optim": {"folder": "tests/optim", "folders": ["optim", "core"], "sources": ["tests/optim/a_test.cpp"]},
-    "test_tools": {"folder": "tests/tools", "folders": ["tools", "data", "core"], "sources": ["tests/tools/a_test.cpp"]},
+    "test_tools": {"folder": "tests/tools", "folders": ["tools", "kernels", "data", "core"], "sources": ["tests/tools/a_test.cpp"]},
 }
 
 
@@ -26,14 +26,15 @@ class Chosen(unittest.TestCase):
         self.addCleanup(temporary.cleanup)
         self.root = pathlib.Path(temporary.name)
         (self.root / "scripts").mkdir()
-        shutil.copy(SCRIPT, self.root / "scripts")
+        for script in (SCRIPT, SCRIPT.with_name("code_changes.py")):
+            shutil.copy(script, self.root / "scripts")
         self.build = self.root / "build"
         self.build.mkdir()
         (self.build / "test_programs.json").write_text(json.dumps(PROGRAMS))
         (self.build / "CTestTestfile.cmake").write_text("".join(
             f'add_test({name}{suffix} "{self.build}/tests/{name}")\n' for name in PROGRAMS for suffix in ("", ".shard1"))
             + 'add_test(script "python3" "x.py")\n')
-        (self.root / ".gitignore").write_text("build/\n")
+        (self.root / ".gitignore").write_text("build/\n__pycache__/\n")
         self.write("tests/data/helper.h", "")
         self.write("tests/optim/a_test.cpp", '#include "../data/helper.h"\n')
         self.git("init", "-q", "-b", "main")
@@ -104,6 +105,17 @@ class Chosen(unittest.TestCase):
         self.chosen()
         self.assertIn("  changed: test_data\n", self.output)
 
+    def test_a_program_of_the_upper_folder_belongs_to_its_sources(self):
+        PROGRAMS["test_device"] = {"folder": "tests", "folders": ["device"], "sources": ["tests/device/a_test.cpp"]}
+        self.addCleanup(PROGRAMS.pop, "test_device")
+        (self.build / "test_programs.json").write_text(json.dumps(PROGRAMS))
+        self.commit("tests/data/golden.json")
+        self.chosen()
+        self.assertIn("  changed: test_data\n", self.output)
+        self.commit("tests/device/golden.json")
+        self.chosen()
+        self.assertIn("  changed: test_data test_device\n", self.output)
+
     def test_build_files_concern_all(self):
         self.commit("CMakePresets.json")
         self.assertEqual(self.chosen(), set(PROGRAMS))
@@ -115,6 +127,20 @@ class Chosen(unittest.TestCase):
         self.commit("README.md")
         self.assertNotEqual(self.chosen(), set(PROGRAMS))
         self.write("core/y.cpp", "")
+        self.assertEqual(self.chosen(), set(PROGRAMS))
+
+    def test_comments_white_space_and_pages_concern_nothing(self):
+        self.write("core/x.h", "int a;")
+        self.write("CMakeLists.txt", "project(a)")
+        for _ in range(3):
+            self.commit()
+        self.write("core/x.h", "// A comment.\nint\n  a;")
+        self.write("CMakeLists.txt", "# A comment.\nproject(a)")
+        self.write("core/README.md", "words")
+        self.write("kernels/cuda/resources.txt", "registers")
+        self.commit()
+        self.assertNotIn("  changed:", self.chosen() and self.output)
+        self.write("core/x.h", "int b;")
         self.assertEqual(self.chosen(), set(PROGRAMS))
 
     def test_of_too_many_changed_programs_three_commits_run_each(self):

@@ -70,6 +70,24 @@ class SweepPart(unittest.TestCase):
             self.assertEqual(done.stderr, f"TRANCHE_TEST_PART is '{text}'; it has the form k/n with 0 <= k < n, such as 1/3, or is not set, and then "
                              "everything runs\n")
 
+    def test_a_command_runs_in_its_part(self):
+        def command(text, *words):
+            done = subprocess.run([sys.executable, SCRIPTS / "sweep_part.py", *words], capture_output=True, text=True, check=False,
+                                  env=dict(os.environ, **{sweep_part.VARIABLE: text}))
+            return done.returncode, done.stdout + done.stderr
+        for number in range(5):
+            statuses = [command(f"{k}/3", str(number), "sh", "-c", "exit 5")[0] for k in range(3)]
+            self.assertEqual(statuses, [5 if k == number % 3 else 77 for k in range(3)])
+        self.assertEqual(command("1/3", "3", "echo", "a b"), (77, "part 1/3 (TRANCHE_TEST_PART) leaves number 3 of its sweep out: echo a b\n"))
+        self.assertEqual(command("0/1", "3", "echo", "a b"), (0, "a b\n"))
+        status, text = command("3/3", "3", "echo")
+        self.assertEqual(status, 1)
+        self.assertIn("TRANCHE_TEST_PART is '3/3'", text)
+        for words in ([], ["3"], ["x", "echo"]):
+            status, text = command("0/3", *words)
+            self.assertEqual(status, 2)
+            self.assertIn("sweep_part.py NUMBER COMMAND...: runs a command", text)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -2,6 +2,7 @@
 """test.sh and .ci/run: the suites that they run, their exit statuses and their last lines. cmake and ctest are fakes."""
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -106,6 +107,19 @@ class TestScript(unittest.TestCase):
         for preset in ("asan", "tsan"):
             self.assertIn(f"--build --preset {preset} --target due_chosen-{preset} ", self.calls)
         self.assertEqual(self.calls.count("-R ^(due)$"), 2)
+
+    def test_under_sanitizers_a_program_of_every_third_commit_meets_all_parts(self):
+        git = self.root / "bin/git"
+        parts = {}
+        for commits in (1003, 1004, *range(1002, 1023, 3)):
+            git.write_text(f"#!/bin/sh\necho {commits}\n")
+            git.chmod(0o755)
+            output = self.run_script("scripts/test.sh", "--sanitizers")[1]
+            parts[commits] = int(re.search(r"part (\d+)/420 of the drawn sweeps", output)[1])
+        for stride in (3, 4):
+            self.assertEqual(len({parts[commits] % stride for commits in (1002, 1003, 1004)}), 3, stride)
+        for stride in (2, 3, 4, 5, 6, 7):
+            self.assertEqual({part % stride for commits, part in parts.items() if commits % 3 == 0}, set(range(stride)), stride)
 
     def test_full_adds_slow_tests_all_programs_and_sources_alone(self):
         status, output, steps = self.run_script("scripts/test.sh", "--full")

@@ -545,10 +545,10 @@ def expect_results_of_one_rank(axis, meshes, flags=()):
 
 def suite_context():
     """Ranks that share sequences have the losses, the evaluation and the greedy text of one rank, and a failing rank is named."""
-    expect_results_of_one_rank("context", [(2, ["--mesh", "context=2"]), (4, ["--mesh", "shard=2, context=2", "--stage", "3"])], ["--sequence", "12"])
+    expect_results_of_one_rank("context", [(2, ["--mesh", "context=2"]), (4, ["--mesh", "shard=2, context=2", "--stage", "3"])], ["--sequence", "14"])
     cut = TINY + ["--steps", "1000000", "--max-seconds", "100", "--mesh", "context=2"]
     side_by_side(2, [
-        (expect, cut + ["--sequence", "14"], 2, 2, ["samples of 14 tokens cannot be cut into 4 equal parts", "use sequences of 12 or 16 tokens"]),
+        (expect, cut + ["--sequence", "3"], 2, 2, ["samples of 3 tokens cannot be cut into the 4 parts", "use sequences of at least 4 tokens"]),
         (expect, cut + ["--sequence", "12", "--debug-fail", "1:2"], 2, 5, ["[rank 1] --debug-fail: told to fail in step 2", "[rank 0]", "rank 1 failed"], None, 20)])
 
 

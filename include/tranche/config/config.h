@@ -52,9 +52,8 @@ enum class PipelineCuts : std::uint8_t { balanced, equal, parameters, listed };
 std::string_view name_of(PipelineCuts cuts);
 
 /// How sums over the ranks of the mesh axis `tensor` are computed. rank_order: each rank computes its partial
-/// sum, and the partial sums are added in fp32, in rank order; 16-bit sums start with the partial sum of the
-/// rank that receives them, which is not rounded. chain: each rank continues the fp32 sum of the rank before
-/// it, which has the same bits as one rank, and takes as long as one rank.
+/// sum, and the partial sums are added in fp32, in rank order. chain: each rank continues the fp32 sum of the
+/// rank before it, which has the same bits as one rank, and takes as long as one rank.
 enum class TensorSums : std::uint8_t { rank_order, chain };
 std::string_view name_of(TensorSums sums);
 

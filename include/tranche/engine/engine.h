@@ -75,6 +75,8 @@ class Engine {
   /// may grow unless an extent does. Give it if batches change from one micro-batch to the next, or differ
   /// between ranks. Their memory is planned for the largest extents seen so far, and a larger batch first
   /// makes room (docs/start/own-model.md). Without it all micro-batches are assumed to have equal sizes.
+  /// With tranche.update: as_reduced the first two extents are [batch, time], and ConfigurationError is
+  /// thrown if these are fewer tokens than those of a micro-batch's samples.
   ///
   /// `samples`: global indices of the sequences, in host memory that stays valid until end_micro_batch().
   /// They key the dropout of adapters (Config::lora).

@@ -147,6 +147,9 @@ class ModelSpec {
   /// Tokens (or other items that the loss is averaged over) in one sample. Multiplied by train_batch_size it
   /// gives the nominal tokens of a step, which determine the loss gradient's power of two.
   std::int64_t tokens_per_sample = 1;
+  /// Tokens of a sample that each of so many ranks of the axis `context` computes: two runs of equal length.
+  /// They hold padding where the length of a sample is no multiple of twice the ranks.
+  std::int64_t tokens_of_rank(int context_ranks) const;
   /// Names of dimensions that the mesh axis `tensor` cuts; the model then computes with parts. Empty: the
   /// model does not support the axis.
   std::vector<std::string> tensor_dimensions;

@@ -82,6 +82,7 @@ struct Pass {
   /// In a generation pass, the keys and values of earlier tokens (models::attend()); `positions` must then be
   /// set.
   const CachePlace* cache = nullptr;
+  std::int64_t sequence = 0;  ///< tokens of a whole sequence, without padding
   /// The ranks of the mesh axis `tensor`, which divide the residual's rows and layers' dimensions
   /// (tensor_rows.h); null: this rank has all of them.
   Communicator* tensor = nullptr;
@@ -102,6 +103,11 @@ struct Pass {
   /// token.
   int runs() const { return context == nullptr ? 1 : 2; }
   std::int64_t first_of_run(int run) const;
+  /// The number of tokens of the sequence in a run. The rest of `time` is padding; a run that begins after
+  /// the end of the sequence is all padding.
+  std::int64_t tokens_of_run(int run) const;
+  /// True if the sequence does not fill the runs of all ranks.
+  bool padded() const;
   /// The size of the axis `tensor`, and this rank's coordinate on it.
   int tensor_ranks() const;
   int tensor_rank() const;

@@ -9,10 +9,8 @@
 /// opposite. Without the axis these classes copy, send and allocate nothing.
 
 #include <cstdint>
-#include <span>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "tranche/core/dtype.h"
 #include "tranche/core/tensor_view.h"
@@ -54,35 +52,21 @@ class GatheredRows {
 /// This rank's addends, for all rows, of a sum over the ranks of the axis.
 class PartialRows {
  public:
-  /// Some rows of the addends, starting with row `first`.
-  struct Part {
-    std::int64_t first = 0;
-    TensorView view;  ///< [count, width]
-    /// The same rows of `all` [rows, n].
-    ConstTensorView rows_of(const ConstTensorView& all) const;
-  };
-
   /// Allocates the addends of `sum` [R, width].
   PartialRows(const Pass& pass, const TensorView& sum);
   /// [rows, width], which must be written completely; `sum` itself without the axis.
   const TensorView& view() const noexcept { return view_; }
-  /// All rows in parts, to be written instead of view(). This rank's own rows are not sent, so for a 16-bit
-  /// sum they are a separate part in fp32, which scatter() rounds only as part of the sum; the rows before
-  /// and after them are the other parts. Otherwise there is one part, view().
-  std::span<const Part> parts();
   /// Declares that the view already holds the sum over the ranks, as chained sums leave it on all of them;
   /// scatter() then sends nothing.
   void mark_complete() noexcept { complete_ = true; }
   /// sum = this rank's rows of the sum over the ranks, computed in fp32 and rank order, and rounded once to
-  /// the dtype. If this rank's own rows are in fp32 (parts()), the sum starts with them. Releases the memory.
-  /// Collective over the axis, where all ranks write view() or all write parts(). Throws CommunicationError.
+  /// the dtype. Releases the memory. Collective over the axis. Throws CommunicationError.
   void scatter(std::string_view unit);
 
  private:
   const Pass& pass_;
   TensorView sum_, view_;
-  std::vector<Part> parts_;
-  StepTensors memory_, own_;
+  StepTensors memory_;
   bool complete_ = false;
 };
 

@@ -92,8 +92,9 @@ struct UpdateRange {
   /// The rounding of new values to the weight, and to a master that is not fp32, as in kernels::RuleOperands.
   kernels::WeightRounding rounding = kernels::WeightRounding::nearest_even;
   const kernels::RoundingKey* rounding_key = nullptr;
-  /// For tensors that are computed as whole matrices. `message` is bf16: prepare() writes it, and in apply()
-  /// it holds the result of whole(). `scratch` is fp32 memory that prepare() may overwrite.
+  /// For tensors that are computed as whole matrices. `message` is fp32 where the compute dtype is, otherwise
+  /// bf16: prepare() writes it, and in apply() it holds the result of whole(). `scratch` is fp32 memory that
+  /// prepare() may overwrite.
   TensorView message, scratch;
   /// Segments in ascending order; between them lies padding, which is neither read nor written. The list and
   /// the tensors that it names belong to the caller and are valid until the call returns.
@@ -145,8 +146,8 @@ class Optimizer {
   /// tensor, and the work of apply() and prepare() is not replayed.
   virtual bool needs_whole_matrices(const TrainableTensor&) const { return false; }
   virtual MatrixWork whole_work(const TrainableTensor&) const { return {}; }
-  /// Computes `message` in place: bf16, the tensor's elements. Not called in a skipped step. The scratch has
-  /// the size that whole_work() returns.
+  /// Computes `message` in place: the tensor's elements, in the dtype of UpdateRange::message. Not called in
+  /// a skipped step. The scratch has the size that whole_work() returns.
   virtual void whole(Stream&, const OptimizerStep&, const TrainableTensor&, const TensorView& /*message*/,
                      const kernels::Workspace& /*scratch*/) const {}
   /// The table at the start, which shows how a rule updates each of the model's trainable tensors; empty if

@@ -1,0 +1,208 @@
+// Every product of the axes replicate, pipeline, shard and tensor, at every ZeRO stage: losses of one rank in
+// fp32, and the same bits over the depth of the pipeline, its schedule and how data ranks are grouped.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "context_models.h"
+#include "tests/core/rounds.h"
+#include "tests/pipeline/pipeline_fixture.h"
+#include "tranche/models/llama.h"
+
+namespace tranche::models {
+namespace {
+
+/// Sizes of the axes.
+struct Sizes {
+  int replicas = 1, stages = 1, shards = 1, parts = 1;
+  int data_ranks() const { return replicas * shards; }
+  int ranks() const { return replicas * stages * shards * parts; }
+  std::string mesh() const {
+    const auto axis = [](const char* name, int size) { return name + std::to_string(size); };
+    return axis("replicate=", replicas) + axis(", pipeline=", stages) + axis(", shard=", shards) +
+           axis(", tensor=", parts);
+  }
+};
+
+/// All meshes of a power of two ranks with at most `most` on an axis.
+std::vector<Sizes> factorisations(int ranks, int most) {
+  std::vector<Sizes> all;
+  for (int replicas = 1; replicas <= most; replicas *= 2) {
+    for (int stages = 1; stages <= most; stages *= 2) {
+      for (int shards = 1; shards <= most; shards *= 2) {
+        for (int parts = 1; parts <= most; parts *= 2) {
+          const Sizes sizes{replicas, stages, shards, parts};
+          if (sizes.ranks() == ranks) all.push_back(sizes);
+        }
+      }
+    }
+  }
+  return all;
+}
+
+Gpt gpt(std::int64_t layers) {
+  GptConfig config = with_dropout(tiny_gpt());
+  config.layers = layers;
+  config.heads = 8;
+  return Gpt(config);
+}
+
+Llama llama(std::int64_t layers) {
+  LlamaConfig config = eight_heads(LlamaKind::llama);
+  config.layers = layers;
+  return Llama(config);
+}
+
+constexpr std::int64_t stages_at_most = 8;  // each with one use of a unit at least
+constexpr std::array schedules_of_losses{"1f1b", "afab", "zb-h1"};
+
+/// Sixteen samples a step, which data ranks share out.
+Config config_at(const Sizes& sizes, std::size_t number) {
+  Config config = config_of(1);
+  config.train_batch_size = 16;
+  config.micro_batch_size = 1;
+  config.accumulation_steps = 16 / sizes.data_ranks();
+  config.stage = static_cast<int>(number % 4);
+  config.reduction = number / 4 % 2 == 0 ? ReductionPolicy::boundary : ReductionPolicy::micro_batch;
+  config.pipeline_schedule = schedules_of_losses[number % schedules_of_losses.size()];
+  if (sizes.ranks() > 1) config.mesh = sizes.mesh();
+  return config;
+}
+
+/// The losses of each mesh at each ZeRO stage; of one in `stride` of these.
+void expect_losses_of_one_rank(const LanguageModel& model, const std::vector<Sizes>& meshes, int steps,
+                               std::size_t stride) {
+  const ContextRun run{.time = time_steps, .steps = steps};
+  const std::vector<double> one = losses_of(1, model, config_at({}, 0), run);
+  ASSERT_LT(one[static_cast<std::size_t>(steps) - 1], one.front()) << "it learns";
+  double furthest = 0;
+  int taken = 0;
+  for (std::size_t number = 0; number < 4 * meshes.size(); ++number) {
+    const Sizes& sizes = meshes[number / 4];
+    if (number % stride != stride / 2 || !test::swept(static_cast<int>(number / stride), 5)) continue;
+    if (test::sanitized && sizes.ranks() > 8) continue;
+    const Config config = config_at(sizes, number);
+    const double difference = largest_relative_difference(losses_of(sizes.ranks(), model, config, run), one);
+    EXPECT_LE(difference, 1e-5) << model.describe() << " on " << sizes.mesh() << " at stage " << config.stage
+                                << ", " << config.pipeline_schedule << ", " << name_of(config.reduction);
+    furthest = std::max(furthest, difference);
+    ++taken;
+  }
+  std::printf("measured: %s: losses of %d trainings on %zu meshes within %.1e of one rank's\n",
+              model.describe().c_str(), taken, meshes.size(), furthest);
+}
+
+/// Twelve meshes of 16 ranks.
+std::vector<Sizes> twelve_of_sixteen() {
+  std::vector<Sizes> taken;
+  const std::vector<Sizes> all = factorisations(16, stages_at_most);
+  for (std::size_t i = 0; taken.size() < 12; i += 5) taken.push_back(all[i % all.size()]);
+  return taken;
+}
+
+TEST(HybridSweep, LossesAreThoseOfOneRank) {
+  ASSERT_EQ(factorisations(8, 8).size(), 20U);
+  expect_losses_of_one_rank(gpt(6), factorisations(8, 8), 4, 27);
+  expect_losses_of_one_rank(llama(6), factorisations(8, 8), 4, 23);
+}
+
+TEST(HybridSweepGptSlow, EveryMeshOfEightHasTheLossesOfOneRank) {
+  expect_losses_of_one_rank(gpt(6), factorisations(8, 8), 20, 1);
+}
+TEST(HybridSweepLlamaSlow, EveryMeshOfEightHasTheLossesOfOneRank) {
+  expect_losses_of_one_rank(llama(6), factorisations(8, 8), 20, 1);
+}
+TEST(HybridSweepGptSlow, TwelveMeshesOfSixteenHaveTheLossesOfOneRank) {
+  expect_losses_of_one_rank(gpt(6), twelve_of_sixteen(), 20, 1);
+}
+TEST(HybridSweepLlamaSlow, TwelveMeshesOfSixteenHaveTheLossesOfOneRank) {
+  expect_losses_of_one_rank(llama(6), twelve_of_sixteen(), 20, 1);
+}
+
+// --- Bits -----------------------------------------------------------------------------------------------
+
+Config bits_config(int stage, ReductionPolicy policy) {
+  return pipelines::pipeline_config(DataType::float32, stage, policy, 8);
+}
+
+/// Every depth and schedule of each (replicate, shard, tensor) has the bits of these axes alone; `every` one,
+/// or one in seven.
+void expect_one_digest(const LanguageModel& model, bool every) {
+  int number = 0, compared = 0, groups = 0;
+  for (int of_group = 1; of_group <= 4; of_group *= 2) {
+    for (const Sizes& sizes : factorisations(of_group, 4)) {
+      if (sizes.stages > 1) continue;
+      ++groups;
+      for (const ReductionPolicy policy : {ReductionPolicy::boundary, ReductionPolicy::micro_batch}) {
+        std::optional<pipelines::Bits> alone;
+        for (int stages = 2; stages * of_group <= 8; stages *= 2) {
+          for (const char* const schedule : pipelines::schedules) {
+            const int zero = ++number % 4;
+            if (every ? !test::swept(number, 7) : number % 31 != 3 || !test::swept(number / 31)) continue;
+            if (!alone) alone = pipelines::trained(model, bits_config(0, policy), sizes.mesh(), of_group);
+            Sizes deep = sizes;
+            deep.stages = stages;
+            EXPECT_TRUE(pipelines::trained(model, bits_config(zero, policy), deep.mesh(), deep.ranks(),
+                                           schedule) == *alone)
+                << model.describe() << " on " << deep.mesh() << ", " << schedule << ", stage " << zero << ", "
+                << name_of(policy);
+            ++compared;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_EQ(groups, 10);
+  std::printf("measured: %s: %d pipelines have the bits of (replicate, shard, tensor) alone\n",
+              model.describe().c_str(), compared);
+}
+
+/// Four shards whose gradients are added in pairs have the bits of two copies of two shards; of one in
+/// `stride` cases. Tied tensors, and whole ones beside the axis tensor, are left out: their addends of a data
+/// rank are added first, so that their sums have no groups of data ranks.
+void expect_bits_of_copies(const LanguageModel& model, int stride) {
+  int number = 0;
+  for (const auto& [others, ranks] : {std::pair("", 4), std::pair(", pipeline=2", 8)}) {
+    for (const ReductionPolicy policy : {ReductionPolicy::boundary, ReductionPolicy::micro_batch}) {
+      for (int stage = 0; stage <= 3; ++stage) {
+        if (number++ % stride != 0 || !test::swept(number / stride, 3)) continue;
+        Config config = bits_config(stage, policy);
+        const auto copies =
+            pipelines::trained(model, config, std::string("replicate=2, shard=2") + others, ranks);
+        config.reduction_group = 2;
+        const auto shards = pipelines::trained(model, config, std::string("shard=4") + others, ranks);
+        SCOPED_TRACE(model.describe() + others + " at stage " + std::to_string(stage) + ", " +
+                     std::string(name_of(policy)));
+        EXPECT_EQ(shards.state, copies.state);
+        EXPECT_EQ(shards.weights, copies.weights);
+        EXPECT_EQ(shards.norms, copies.norms);
+        EXPECT_LE(largest_relative_difference(shards.losses, copies.losses), 1e-14);
+      }
+    }
+  }
+}
+
+TEST(HybridBits, DepthAndScheduleChangeNone) {
+  expect_one_digest(gpt(14), false);
+  expect_one_digest(llama(14), false);
+}
+TEST(HybridBits, FourShardsInPairsHaveThoseOfTwoCopies) {
+  expect_bits_of_copies(llama(6), 7);
+}
+TEST(HybridBitsSlow, DepthAndScheduleChangeNone) {
+  expect_one_digest(gpt(14), true);
+  expect_one_digest(llama(14), true);
+}
+TEST(HybridBitsSlow, FourShardsInPairsHaveThoseOfTwoCopies) {
+  expect_bits_of_copies(llama(6), 1);
+}
+
+}  // namespace
+}  // namespace tranche::models
