@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/reader.h"
 #include "engine/state_layout.h"
 #include "offload/aligned_buffer.h"
 #include "partition/placement.h"
@@ -42,7 +43,8 @@ std::vector<int> differing_ranks(const PlanRequest& request) {
   return ranks;
 }
 
-/// Host memory through which a checkpoint's largest part goes to where no file is read to.
+/// Host memory that a run takes to resume: a reader's, and that through which a checkpoint's largest part
+/// goes to where no file is read to.
 std::int64_t bytes_to_load(const PlanRequest& request) {
   const Config config = checked_config(request);
   const OffloadConfig& offload = config.offload;
@@ -62,7 +64,8 @@ std::int64_t bytes_to_load(const PlanRequest& request) {
       bytes = std::max(bytes, kept * size_of(buffer.frozen ? config.precision.compute : DataType::float32));
     }
   }
-  return bytes > 0 ? detail::AlignedBuffer::requested_bytes(bytes) + memory_alignment : 0;
+  bytes = bytes > 0 ? aligned_bytes(detail::AlignedBuffer::requested_bytes(bytes)) : 0;
+  return bytes + checkpoint::Reader::staging_bytes();
 }
 
 /// The request with as few micro-batches as have the peak of all, where that is known.

@@ -283,15 +283,17 @@ TEST(EarlyUpdates, RefuseShortSamplesWhenTheirMicroBatchBegins) {
     (void)engine.end_evaluation();
     whole_step(engine, runtime, 0);
     EXPECT_TRUE(engine.step().applied);
-    runtime.all().barrier({"test", "step", Traffic::control}).wait();
+    const auto meet = [&] { runtime.all().barrier({"test", "step", Traffic::control}).wait(); };
     const auto says = HasSubstr(
         "begin_micro_batch([2, 1]) has 2 tokens, not the 3 of 3 samples of 1: tranche.update: "
         "as_reduced divides by these before it could count others; give every sample its full "
         "length, or write at_the_boundary");
     if (runtime.rank() == 0) {
+      meet();
       EXPECT_THAT(message_of<ConfigurationError>([&] { engine.begin_micro_batch({2, 1}); }), says);
     } else {
       EXPECT_THAT(message_of<CommunicationError>([&] {
+                    meet();
                     whole_step(engine, runtime, 1);
                     (void)engine.step();
                   }),

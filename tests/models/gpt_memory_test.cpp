@@ -236,8 +236,8 @@ TEST(GptMemory, BucketsTakeNoMemory) {
   }
 }
 
-/// The bytes that a step must hold at its peak (docs/internals/memory-formulas.md): model state without padding,
-/// units and activations, but neither workspace nor staging buffer, alignment and packing.
+/// The bytes that a step must hold at its peak (docs/internals/memory-formulas.md): model state without
+/// padding, units and activations, but neither workspace nor staging buffer, alignment and packing.
 double must_hold(const MemoryCase& drawn) {
   const GptConfig& model = drawn.model;
   const Config& config = drawn.config;

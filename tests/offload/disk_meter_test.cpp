@@ -110,11 +110,11 @@ TEST(DiskMeter, GivesEachMomentToOneState) {
 
 /// A flow of two buffers whose transfers the test ends.
 struct FlowBench {
-  explicit FlowBench(TraceRecorder* trace = nullptr)
+  explicit FlowBench(TraceRecorder* trace = nullptr, std::size_t at_once = 2)
       : meter(std::make_shared<DiskMeter>(trace, time.clock())),
         file(
             detail::posix_file_system().open(folder.path() + "/tiles", detail::OpenMode::create_or_truncate)),
-        flow(io, {memory[0], memory[1]}, meter) {}
+        flow(io, {memory[0], memory[1]}, at_once, meter) {}
   ~FlowBench() { flow.finish(); }
 
   TestFolder folder;
@@ -163,6 +163,30 @@ TEST(DiskMeter, KnowsWhyTheTilesOfAFlowWait) {
   // The second read's span begins where the first one ended.
   EXPECT_THAT(json, HasSubstr(R"("ts":101000000.000,"dur":2000000.000)"));
   EXPECT_THAT(json, HasSubstr(R"("ts":103000000.000,"dur":4000000.000)"));
+}
+
+TEST(DiskMeter, CountsATransferAtATimeAsBusyThroughout) {
+  FlowBench bench(nullptr, 1);
+  const std::int64_t first = bench.flow.add(*bench.file, {{0, 16}, {4096, 16}}, true);
+  bench.time.pass(1);  // busy: read 1; the other has a buffer, and is held back
+  bench.io.end(1);
+  bench.flow.await_tile(first);
+  bench.flow.issued(first);
+  bench.time.pass(2);  // busy: read 2
+  bench.io.end(2);
+  bench.flow.await_tile(first + 1);
+  bench.flow.issued(first + 1);
+  bench.time.pass(4);  // nothing asked for: both are being updated
+  bench.flow.leave(first, true);
+  bench.flow.leave(first + 1, true);
+  bench.time.pass(8);  // busy: write 3
+  bench.io.end(3);
+  bench.flow.await_left(first + 1);
+  bench.time.pass(16);  // busy: write 4
+  bench.io.end(4);
+  bench.flow.await_left(first + 2);
+  bench.time.pass(32);
+  expect_seconds(bench.meter->take(), 1 + 2 + 8 + 16, 0, 0, 4 + 32);
 }
 
 TEST(DiskMeter, CountsNoWaitOfAFlowThatHasFailedOrWasGivenUp) {

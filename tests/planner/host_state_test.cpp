@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/reader.h"
 #include "tests/tools/program_fixture.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
@@ -37,8 +38,12 @@ PlanRequest request_of(int ranks, OffloadTier parameters = OffloadTier::nvme) {
   return request;
 }
 
+/// What a checkpoint's reader takes of a limit.
+const std::int64_t reader = checkpoint::Reader::staging_bytes();
+
+/// A limit that leaves `bytes` beside it.
 HostMemory limit(std::int64_t bytes) {
-  return {.source = HostMemory::Source::configuration, .bytes = bytes};
+  return {.source = HostMemory::Source::configuration, .bytes = bytes + reader};
 }
 
 std::int64_t resolved(PlanRequest request) {
@@ -68,7 +73,8 @@ TEST(HostState, IsWhatALimitLeavesBesideAllElse) {
       const std::int64_t bytes = resolved(request);
       EXPECT_GE(bytes, all * part / 4);
       EXPECT_GE(bytes, before);
-      EXPECT_LE(host_peak(request, bytes), request.host_memory.bytes) << "within the limit, to the byte";
+      EXPECT_LE(host_peak(request, bytes), request.host_memory.bytes - reader)
+          << "within the limit, to the byte";
       before = bytes;
     }
     request.host_memory = limit(least + 2 * all);
@@ -90,7 +96,7 @@ TEST(HostState, IsWithinALimitHoweverItsBytesAreRounded) {
           for (const std::int64_t beside : {-4096, -257, -1, 1, 256, 4096}) {
             request.host_memory = limit(least + edge + beside);
             const std::int64_t bytes = resolved(request);
-            if (edge + beside >= 0) EXPECT_LE(host_peak(request, bytes), request.host_memory.bytes);
+            if (edge + beside >= 0) EXPECT_LE(host_peak(request, bytes), request.host_memory.bytes - reader);
             if (edge > 0) EXPECT_GE(bytes, edge + beside - 8192) << "no more than rounding is lost";
             found += bytes > 0 ? 1 : 0;
             if (HasFailure()) {
@@ -135,7 +141,7 @@ TEST(HostState, NoLimitThatIsKnownKeepsNothing) {
 TEST(HostState, LeavesHalfOfAMachineAndCountsACpusDeviceMemory) {
   PlanRequest request = request_of(1);
   const PlanResult none = plan_run(request);
-  const std::int64_t beside = none.tier(Tier::host).peak + none.tier(Tier::device).peak;
+  const std::int64_t beside = none.tier(Tier::host).peak + none.tier(Tier::device).peak + reader;
   request.host_memory = {HostMemory::Source::this_machine, 2 * beside, 2 * beside, 1};
   EXPECT_EQ(resolved(request), 0);
   request.host_memory.bytes += none.state.asked_on_nvme;
@@ -166,7 +172,7 @@ TEST(HostState, RanksOfATensorAxisTakeTheSameBytes) {
   for (int rank = 0; rank < 4; ++rank) {
     request.rank = rank;
     EXPECT_EQ(resolved(request), bytes) << rank;
-    EXPECT_LE(host_peak(request, bytes), request.host_memory.bytes) << rank;
+    EXPECT_LE(host_peak(request, bytes), request.host_memory.bytes - reader) << rank;
   }
 }
 
@@ -236,8 +242,9 @@ TEST(HostState, LeavesRoomToPutHalvesOfWeightsTogether) {
   };
   EXPECT_EQ(beside(MasterFormat::split, 1), 0) << "tiles have whole master weights";
   EXPECT_EQ(beside(MasterFormat::fp32, 0.5), 0);
-  // The largest unit of gpt-nano in fp32 stays on the device with a ratio of 0.5.
-  EXPECT_GE(beside(MasterFormat::split, 0.5), 32'768 * 4);
+  constexpr std::int64_t block = 12 * 32 * 32 + 13 * 32;  // elements of a block of gpt-nano
+  EXPECT_GE(beside(MasterFormat::split, 0.5), 4 * block);
+  EXPECT_LE(beside(MasterFormat::split, 0.5), 4 * block + 8192 + 1024);
 }
 
 TEST(HostState, TheSearchChoosesItWithinItsBudgets) {
@@ -280,7 +287,7 @@ TEST(HostState, PlansSayWhatStaysToTheByte) {
   EXPECT_THAT(plan({"--host-memory", "0"}), HasSubstr("auto finds no limit of host memory"));
   EXPECT_THAT(plan({"--host-state", "100KiB"}), HasSubstr("tranche.host_state is 100.00 KiB\n"));
   const auto search = [&](const char* ranks, const char* axes) {
-    return plan({"--fit", "64MiB", "--ranks", ranks, "--mesh", axes, "--set", "tranche.workspace=1MiB"});
+    return plan({"--fit", "64MiB", "--ranks", ranks, "--mesh", axes, "--set", "tranche.workspace=8MiB"});
   };
   EXPECT_THAT(search("1", "search"),
               HasSubstr("tranche.host_state is 0 B, as a search of meshes has it; a run takes what is free"));

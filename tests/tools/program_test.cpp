@@ -161,6 +161,44 @@ TEST(Program, ReportHasEveryKeyOfItsSchema) {
   EXPECT_EQ(report["config"]["zero_optimization"]["stage"], 0);
 }
 
+TEST(Program, AResumedRunFitsInTheLimitThatAutoUsesUp) {
+  const TemporaryFolder folder;
+  const std::string swap = folder.path("swap"), saves = folder.path("saves");
+  std::filesystem::create_directory(swap);
+  const std::vector<std::string> state{"--stage",
+                                       "3",
+                                       "--dtype",
+                                       "bf16",
+                                       "--offload-optimizer",
+                                       "nvme",
+                                       "--nvme-path",
+                                       swap,
+                                       "--offload-ratio",
+                                       "0.5",
+                                       "--set",
+                                       "tranche.master=split",
+                                       "--set",
+                                       "tranche.offload_tile=4096"};
+  const auto train = [&](std::vector<std::string> more) {
+    more.insert(more.end(), state.begin(), state.end());
+    const ProgramResult result = test::run(tiny_train(folder, more));
+    EXPECT_EQ(result.status, 0) << result.errors;
+    return result.out;
+  };
+  (void)train({"--checkpoint-dir", saves, "--save-every", "1"});
+  std::vector<std::string> plan{
+      "plan",   "--model",      "gpt-nano", "--sequence", "16", "--set", "tranche.workspace=8MiB",
+      "--json", "--host-state", "0"};
+  plan.insert(plan.end(), state.begin(), state.end());
+  const std::int64_t least = json::parse(test::run(plan).out)["peak"]["host"]["bytes"];
+  constexpr std::int64_t reader = (std::int64_t{32} << 20) + 4096, block = 4 * (12 * 32 * 32 + 13 * 32);
+  for (const std::int64_t room : {50'000, 150'000, 250'000}) {
+    const std::string limit = std::to_string(least + reader + block + 8192 + room);
+    const std::string out = train({"--resume", saves + "/step-00000001", "--host-memory", limit});
+    EXPECT_THAT(out, AllOf(HasSubstr("as auto finds 32."), Not(HasSubstr("tranche.host_state is 0 B"))));
+  }
+}
+
 TEST(Program, AdviceSearchesWithTheHostStateThatWasAskedFor) {
   const TemporaryFolder folder;
   const auto states = [&](const char* host_state) {
@@ -169,7 +207,7 @@ TEST(Program, AdviceSearchesWithTheHostStateThatWasAskedFor) {
                             "--host-memory", "1GiB", "--host-state", host_state}));
     std::ostringstream out, errors;
     const Output output{out, errors, false};
-    Run run(options, output);
+    tools::Run run(options, output);
     EXPECT_EQ(run.prepare(), 0) << errors.str();
     const OffloadConfig asked = run.plan_request(1).config.offload;
     EXPECT_EQ(asked.host_state_reason, "");
