@@ -102,7 +102,7 @@ TEST_F(OffloadSaving, UpdatesAsGradientsAreReducedLeaveTheCheckpointAsItWas) {
   }
 }
 
-// The updates that hand over the tiles are issued and wait for a slow disk.
+// The updates that hand over the tiles were issued, and wait for a slow disk.
 TEST_F(OffloadSaving, WhatWaitsForASaveBetweenUpdatesAndTheirStepLosesNothing) {
   for (const int ranks : {1, 2}) {
     for (const std::int64_t persistent : {0, 600}) {  // those buffers are updated in step()
@@ -149,6 +149,31 @@ TEST_F(OffloadSaving, WhatWaitsForASaveBetweenUpdatesAndTheirStepLosesNothing) {
       }
     }
   }
+}
+
+// The first step reads ahead what its updates want first: nothing is read twice.
+TEST_F(OffloadSaving, EarlyUpdatesFindTheOrderOfTheirFirstPassInTheModel) {
+  OddRun run = setup(1, 3);
+  run.clipping = 0;
+  run.large = true;
+  run.moments = DataType::block8;  // but not of small tensors, which have a buffer of their own
+  run.update = UpdateTime::as_reduced;
+  FaultyFileSystem files(detail::posix_file_system());
+  const Config config = odd_config(run);
+  RuntimeOptions options = RuntimeOptions::from(config);
+  options.log_level = LogLevel::off;
+  options.files = &files;
+  Runtime runtime(options, make_self_communicator);
+  Engine engine(runtime, odd_model(false, /*large=*/true), config);
+  std::vector<std::int64_t> reads;  // by step, the first without one
+  for (std::int64_t before = 0; reads.size() < 4; before = files.count(FileOperation::read)) {
+    if (!reads.empty()) (void)one_step(engine, runtime);
+    (void)engine.state_digest();  // reads as much each time, behind the step's transfers
+    reads.push_back(files.count(FileOperation::read) - before);
+  }
+  EXPECT_GT(reads[1], reads[0]);
+  EXPECT_EQ(reads[1], reads[2]);
+  EXPECT_EQ(reads[1], reads[3]);
 }
 
 TEST_F(OffloadSaving, AStepThatEndsEarlyUpdatesCompletesTheSaveFirst) {
