@@ -38,7 +38,7 @@ PlanRequest request_of(int ranks, OffloadTier parameters = OffloadTier::nvme) {
   return request;
 }
 
-/// What a checkpoint's reader takes of a limit.
+/// Bytes of a checkpoint's reader, which count to a limit.
 const std::int64_t reader = checkpoint::Reader::staging_bytes();
 
 /// A limit that leaves `bytes` beside it.
