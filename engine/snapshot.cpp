@@ -6,6 +6,7 @@
 
 #include "checkpoint/shard_writer.h"
 #include "core/clock.h"
+#include "engine/offloaded_state.h"
 #include "engine/saved_arrays.h"
 #include "engine/sections.h"
 #include "tranche/core/shape.h"

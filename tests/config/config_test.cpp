@@ -11,6 +11,7 @@
 #include <functional>
 #include <limits>
 
+#include "config/keys.h"
 #include "tests/core/error_text.h"
 #include "tranche/config/check.h"
 #include "tranche/core/error.h"
@@ -864,6 +865,7 @@ TEST(Config, UpdatesBeforeTheNormNeedNothingOfIt) {
   const Config early = parse_config("{}", 2, {"tranche.update=as_reduced"});
   EXPECT_EQ(early.update, UpdateTime::as_reduced);
   EXPECT_EQ(parse_config(early.to_json(), 2).update, UpdateTime::as_reduced);
+  EXPECT_TRUE(detail::find_configuration_key("tranche.update")->same_results);
   EXPECT_THAT(
       problems(R"({"gradient_clipping": 0.5})"),
       HasSubstr("tranche.update: not as_reduced with gradient_clipping 0.5, which needs the norm of all "

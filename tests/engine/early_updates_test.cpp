@@ -180,6 +180,25 @@ TEST(EarlyUpdates, HaveThemInWhateverOrderGradientsAreCompleted) {
   }
 }
 
+// The order in which a unit's buffers are visited is theirs, so that the first pass reads nothing twice.
+TEST(EarlyUpdates, FindTheOrderOfTheirFirstPassInTheModel) {
+  OddRun run = early_run();
+  run.stage = 3;
+  run.ranks = 2;
+  run.persistent = 200;
+  run.update = UpdateTime::as_reduced;
+  run.offload.optimizer = OffloadTier::nvme;
+  on_ranks(run, [](Engine& engine, Runtime& runtime) {
+    std::vector<std::int64_t> read;
+    for (int step = 0; step < 3; ++step) {
+      whole_step(engine, runtime, step);
+      read.push_back(engine.step().offload_traffic.nvme_read);
+    }
+    EXPECT_GT(read[0], 0);
+    EXPECT_THAT(read, ::testing::Each(read[2]));
+  });
+}
+
 /// Plain descent that notes when the model's last unit is updated.
 class Noting final : public Optimizer {
  public:
@@ -226,7 +245,7 @@ TEST(EarlyUpdates, HappenWhileTheBackwardPassGoesOn) {
         for (int ms = 0; unit == 2 && !updated && ms < 20'000; ++ms) {
           std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
-        if (unit == 2) EXPECT_TRUE(updated) << "the update waits for step()";
+        EXPECT_TRUE(unit != 2 || updated) << "the update waits for step()";
       }
       std::move(engine.gradients({0})).reduce();
       end_with(engine, 1.0, config.micro_batch_size);
@@ -268,6 +287,91 @@ TEST(EarlyUpdates, EndTheEngineWhereTokensAreNotThoseOfItsSamples) {
                 AllOf(HasSubstr("step 1 learned from 5 tokens, not from the 6 of its samples"),
                       HasSubstr("at_the_boundary, which counts tokens first")));
   });
+}
+
+TEST(EarlyUpdates, RefuseShortSamplesWhenTheirMicroBatchBegins) {
+  OddRun run = early_run();
+  run.ranks = 2;
+  run.accumulation = 2;
+  run.update = UpdateTime::as_reduced;
+  on_ranks(run, [](Engine& engine, Runtime& runtime) {
+    engine.begin_evaluation();
+    engine.begin_micro_batch({1, 1});  // counts its tokens itself
+    for (const int unit : {0, 1, 2, 3}) (void)engine.gather({unit});
+    end_with(engine, 1.0, 1);
+    (void)engine.end_evaluation();
+    whole_step(engine, runtime, 0);
+    EXPECT_TRUE(engine.step().applied);
+    runtime.all().barrier({"test", "step", Traffic::control}).wait();
+    const auto says =
+        HasSubstr("begin_micro_batch([2, 1]) has 2 tokens, not the 3 of 3 samples of 1: tranche.update: "
+                  "as_reduced divides by these before it could count others; give every sample its full "
+                  "length, or write at_the_boundary");
+    if (runtime.rank() == 0) {
+      EXPECT_THAT(message_of<ConfigurationError>([&] { engine.begin_micro_batch({2, 1}); }), says);
+    } else {
+      EXPECT_THAT(message_of<CommunicationError>([&] {
+                    whole_step(engine, runtime, 1);
+                    (void)engine.step();
+                  }),
+                  AllOf(HasSubstr("rank 0 failed"), says));
+    }
+  });
+  const auto begins = [&](const Shape& shape) {
+    on_ranks(run, [&](Engine& engine, Runtime&) { EXPECT_EQ(engine.begin_micro_batch(shape), 0); });
+  };
+  begins({3, 1, 0});
+  begins({2});  // it is not known what this means
+  run.update = UpdateTime::at_the_boundary;
+  begins({2, 1});
+}
+
+/// Fails where an update is issued, or prepared, from the second step on.
+class Failing final : public Optimizer {
+ public:
+  explicit Failing(bool in_numbers) : in_numbers_(in_numbers) {}
+  std::string name() const override { return "Failing"; }
+  std::vector<OptimizerStateTensor> state(const TrainableTensor&) const override { return {}; }
+  std::vector<std::byte> numbers(const OptimizerStep& step, const GroupOptions&) const override {
+    return std::vector<std::byte>(in_numbers_ && step.step > 1 ? 4 : 8);
+  }
+  void apply(Stream&, const OptimizerStep& step, const UpdateRange& range) const override {
+    const bool middle = range.segments.front().tensor->name.starts_with("tiny");
+    if (!in_numbers_ && step.step > 1 && middle) throw InvalidArgument("the rule's own error");
+  }
+  std::string describe() const override { return "{}"; }
+
+ private:
+  bool in_numbers_;
+};
+
+// An error of misuse otherwise leaves an engine usable; here some units are those of the next step.
+TEST(EarlyUpdates, EndTheEngineWhenOneFails) {
+  for (const OffloadTier tier : {OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme}) {
+    for (const bool in_numbers : {false, true}) {
+      OddRun run = early_run();
+      run.update = UpdateTime::as_reduced;
+      run.offload.optimizer = tier;
+      const Config config = odd_config(run);
+      RuntimeOptions options = RuntimeOptions::from(config);
+      options.log_level = LogLevel::off;
+      Runtime runtime(options, make_self_communicator);
+      Engine engine(runtime, odd_model(), config, std::make_unique<Failing>(in_numbers));
+      whole_step(engine, runtime, 0);
+      EXPECT_TRUE(engine.step().applied);
+      const auto says = HasSubstr(in_numbers ? "optimizer Failing gives 4 bytes of numbers where it gave 8"
+                                             : "the rule's own error");
+      EXPECT_THAT(message_of<InvalidArgument>([&] {
+                    whole_step(engine, runtime, 1);
+                    (void)engine.step();
+                  }),
+                  says);
+      for (const bool again : {false, true}) {
+        EXPECT_THAT(message_of<InvalidArgument>([&] { (void)engine.step(); }), says) << again;
+        EXPECT_THAT(message_of<InvalidArgument>([&] { engine.save("nowhere"); }), says) << again;
+      }
+    }
+  }
 }
 
 TEST(EarlyUpdates, RefuseCallsThatComeTooLate) {

@@ -102,6 +102,72 @@ TEST_F(OffloadSaving, UpdatesAsGradientsAreReducedLeaveTheCheckpointAsItWas) {
   }
 }
 
+// The updates that hand over the tiles are issued and wait for a slow disk.
+TEST_F(OffloadSaving, WhatWaitsForASaveBetweenUpdatesAndTheirStepLosesNothing) {
+  for (const int ranks : {1, 2}) {
+    for (const std::int64_t persistent : {0, 600}) {  // those buffers are updated in step()
+      for (const OffloadTier parameters : {OffloadTier::none, OffloadTier::nvme}) {
+        OddRun run = setup(ranks, 3, OffloadTier::nvme, parameters);
+        run.clipping = 0;
+        run.persistent = persistent;
+        const std::vector<kernels::Digest> expected = undisturbed(run, 4);
+        run.update = UpdateTime::as_reduced;
+        const std::string folder =
+            path(std::to_string(ranks) + std::to_string(persistent) + std::string(name_of(parameters)));
+        FaultyFileSystem files(detail::posix_file_system());
+        on_tiled_ranks(
+            run,
+            [&](Engine& engine, Runtime& runtime) {
+              const auto slow = [&](int milliseconds) {
+                (void)engine.state_digest();  // the step's own transfers are complete
+                meet(runtime);
+                if (runtime.rank() == 0) {
+                  files.clear();
+                  Fault delay = fault(FileOperation::read, 0, "nvme");
+                  delay.delay = std::chrono::milliseconds(milliseconds);
+                  if (milliseconds > 0) files.inject(delay);
+                }
+                meet(runtime);
+              };
+              for (int step = 0; step < 2; ++step) (void)one_step(engine, runtime);
+              slow(20);
+              engine.save(folder);
+              whole_step(engine, runtime, engine.steps());
+              EXPECT_EQ(engine.finish_saving(), folder + "/step-00000002");
+              EXPECT_TRUE(engine.step().applied);
+              slow(0);
+              EXPECT_TRUE(one_step(engine, runtime).applied);
+              EXPECT_EQ(engine.state_digest(), expected[4]);
+              slow(20);
+              engine.save(folder);
+              whole_step(engine, runtime, engine.steps());  // and the engine is destroyed
+            },
+            &files);
+        EXPECT_EQ(stored(run, folder + "/step-00000002"), expected[2]) << run.to_string();
+        EXPECT_EQ(stored(run, folder + "/step-00000004"), expected[4]) << run.to_string();
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(OffloadSaving, AStepThatEndsEarlyUpdatesCompletesTheSaveFirst) {
+  for (const int ranks : {1, 2}) {
+    OddRun run = setup(ranks, 3);
+    run.clipping = 0;
+    const std::vector<kernels::Digest> expected = undisturbed(run, 1);
+    run.update = UpdateTime::as_reduced;
+    const std::string folder = path(std::to_string(ranks));
+    on_tiled_ranks(run, [&](Engine& engine, Runtime& runtime) {
+      (void)one_step(engine, runtime);
+      engine.save(folder);
+      EXPECT_THAT(message_of<NumericalError>([&] { (void)one_step(engine, runtime, "prime.c"); }),
+                  HasSubstr("go on from a checkpoint"));
+    });
+    EXPECT_EQ(stored(run, folder), expected[1]) << ranks;
+  }
+}
+
 TEST_F(OffloadSaving, NeitherSaveNorWhatWaitsForItBehindAStepTouchesTheNvmeTier) {
   for (const int ranks : {1, 2}) {
     const OddRun run = setup(ranks, 2);

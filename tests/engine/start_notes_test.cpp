@@ -52,6 +52,17 @@ TEST(StartNotes, GathersThatAreWaitedFor) {
                         "gathers the next while one is in use"));
 }
 
+TEST(StartNotes, UpdatesBeforeTheNormAreNamedWhereTheyAreAllowed) {
+  const auto offloaded = [](Config& c) {
+    c.gradient_clipping = 0;
+    c.offload.optimizer = OffloadTier::cpu;
+    c.activation_checkpointing = true;
+  };
+  const auto says = HasSubstr("if every token of every sample is learned, and every sample has its full");
+  EXPECT_THAT(start(offloaded), says);
+  EXPECT_THAT(start([&](Config& c) { offloaded(c), c.offload.activations = true; }), Not(says));
+}
+
 TEST(StartNotes, MemoryThatTwoUnitsNeed) {
   // The largest neighbours: prime with 1536 elements, and tied before it or tiny after it with 512.
   EXPECT_THAT(
