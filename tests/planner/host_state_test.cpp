@@ -38,7 +38,7 @@ PlanRequest request_of(int ranks, OffloadTier parameters = OffloadTier::nvme) {
   return request;
 }
 
-/// What a checkpoint's reader takes of a limit.
+/// Bytes of a checkpoint's reader, which count to a limit.
 const std::int64_t reader = checkpoint::Reader::staging_bytes();
 
 /// A limit that leaves `bytes` beside it.
@@ -92,7 +92,12 @@ TEST(HostState, IsWithinALimitHoweverItsBytesAreRounded) {
         request.config.offload.tile_elements = tile;
         const PlanResult none = plan_run(request);
         const std::int64_t least = none.tier(Tier::host).peak, all = none.state.asked_on_nvme;
-        for (const std::int64_t edge : {std::int64_t{0}, all / 3, all}) {
+        const auto homes = [&](std::int64_t bytes) {  // bytes that just hold the buffers that `bytes` hold
+          PlanRequest at = request;
+          at.config.offload.host_state = bytes;
+          return plan_run(at).state.stay_in_host;
+        };
+        for (const std::int64_t edge : {std::int64_t{0}, homes(all / 2), homes(all - 1), all}) {
           for (const std::int64_t beside : {-4096, -257, -1, 1, 256, 4096}) {
             request.host_memory = limit(least + edge + beside);
             const std::int64_t bytes = resolved(request);
@@ -108,7 +113,7 @@ TEST(HostState, IsWithinALimitHoweverItsBytesAreRounded) {
       }
     }
   }
-  EXPECT_GT(found, 90);
+  EXPECT_GT(found, 120);
 }
 
 TEST(HostState, FewMicroBatchesStandForMany) {
