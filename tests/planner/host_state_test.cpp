@@ -101,8 +101,12 @@ TEST(HostState, IsWithinALimitHoweverItsBytesAreRounded) {
           for (const std::int64_t beside : {-4096, -257, -1, 1, 256, 4096}) {
             request.host_memory = limit(least + edge + beside);
             const std::int64_t bytes = resolved(request);
-            if (edge + beside >= 0) EXPECT_LE(host_peak(request, bytes), request.host_memory.bytes - reader);
-            if (edge > 0) EXPECT_GE(bytes, edge + beside - 8192) << "no more than rounding is lost";
+            if (edge + beside >= 0) {
+              EXPECT_LE(host_peak(request, bytes), request.host_memory.bytes - reader);
+            }
+            if (edge > 0) {
+              EXPECT_GE(bytes, edge + beside - 8192) << "no more than rounding is lost";
+            }
             found += bytes > 0 ? 1 : 0;
             if (HasFailure()) {
               FAIL() << name_of(moments) << ", tiles of " << tile << ", " << name_of(parameters) << ", "
