@@ -66,6 +66,8 @@ CASES = [
       "scheduler.params.warmup_num_steps: \"auto\" is no warm-up, as the trainer's", "optimizer.params.weight_decay: tensors of less than two dimensions",
       "scheduler: step 1 has its first rate"]),
     ("plan --model gpt-nano --set optimizer.type=Muon", ["optimizer.params.adjust_lr_fn: not given: match_rms_adamw, with which AdamW's rate"]),
+    ("plan --model gpt-nano --stage 2 --offload-optimizer cpu --set tranche.master=split",
+     ["elements the weights do not lie beside the optimizer's state, which therefore holds fp32 numbers"]),
     ("plan --model gpt-nano --set tranche.tie_sum=by_use", ["tranche.tie_sum by_use: tensors that two uses of a unit read keep the gradients of each"]),
     ("plan --model gpt-nano --set tranche.tensor_sums=chain", ["tranche.tensor_sums has no effect: the mesh has no axis tensor"]),
     ("plan --model gpt-nano --set tranche.pipeline_schedule=afab", ["tranche.pipeline_schedule has no effect: the mesh has no axis pipeline"]),
