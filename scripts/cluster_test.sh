@@ -39,7 +39,8 @@ refusal=$(unshare -n -u -m -p --fork --kill-child --mount-proc --propagation pri
 
 state=$(mktemp -d /tmp/tranche-cluster.XXXXXX); chmod 755 "$state"
 export SLURM_CONF=$state/slurm.conf OMP_NUM_THREADS=1 GOMP_SPINCOUNT=1000
-unset "${!OMPI_@}" "${!SLURM_JOB_@}" 2> /dev/null
+# Ranks that ssh starts do not have this shell's variables. One that chooses a library's code path would give the ranks of the two hosts other numerics.
+unset "${!OMPI_@}" "${!SLURM_JOB_@}" "${!OPENBLAS_@}" "${!DNNL_@}" 2> /dev/null
 failed=0 began=$SECONDS slurmd_timeout=10
 declare -A init parent holder  # of each host: its first process, that one's parent, and what keeps its network
 
