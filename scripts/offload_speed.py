@@ -43,9 +43,10 @@ def arguments():
     parser.add_argument("--pairs", type=float, default=0, help="most of PROGRAM's step over that of --against, the median of the rounds' ratios")
     parser.add_argument("--nvme-path", default=None, help="folder for swap files; a temporary one unless it is given")
     parser.add_argument("--out", help="Markdown")
-    parser.add_argument("flags", nargs=argparse.REMAINDER)
-    options = parser.parse_args()
-    options.flags = [flag for flag in options.flags if flag != "--"]
+    words = sys.argv[1:]
+    own = words.index("--") if "--" in words else len(words)
+    options = parser.parse_args(words[:own])
+    options.flags = words[own + 1:]
     return options
 
 

@@ -338,7 +338,8 @@ TEST_F(CrashTest, ReplacingTheSameStepNeverLosesBoth) {
     }
     old_name = old_name || name == "step-00000001.old";
   });
-  EXPECT_TRUE(old_name);
+  // A sanitized build stops at a third of the operations only, which need not be between the two names.
+  EXPECT_TRUE(old_name || test::sanitized);
 }
 
 TEST_F(CrashTest, AFullDiskAtAnyOperationLeavesThePreviousCheckpointAndSaysSo) {

@@ -7,14 +7,13 @@
 #include <vector>
 
 #include "context_models.h"
-#include "tests/core/rounds.h"
 #include "tranche/kernels/cross_entropy.h"
 #include "tranche/models/llama.h"
 
 namespace tranche::models {
 namespace {
 
-constexpr int padded_steps = test::fewer(20);
+constexpr int padded_steps = 20;
 
 /// Losses of a mesh, whose exchange has a name.
 struct PaddedCase {

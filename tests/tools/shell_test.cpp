@@ -17,7 +17,6 @@ namespace {
 using test::message_of;
 using testing::ElementsAre;
 using testing::HasSubstr;
-using testing::IsEmpty;
 using testing::Not;
 
 std::string text_of(const std::vector<std::string>& arguments) {
