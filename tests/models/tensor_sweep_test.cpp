@@ -1,6 +1,5 @@
 // The axis `tensor` with shards, ZeRO stages and reduction policies: losses and norms near those of one rank
-// in fp32, and in bf16 nearer in root mean square than bf16 to fp32; one digest for each size.
-#include <gmock/gmock.h>
+// in fp32, and in bf16 as near to it as bf16 is to fp32; one digest for each size.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,8 +17,6 @@
 
 namespace tranche::models {
 namespace {
-
-using ::testing::IsEmpty;
 
 constexpr int steps = test::fewer(20);
 
@@ -112,12 +109,10 @@ Gpt gpt() {
 /// losses from its fp32 losses.
 struct Bf16Rows {
   int rows = 0;
-  std::vector<double> above;               ///< the differences of rows above their bar, as multiples of it
   double squares = 0, squares_of_bar = 0;  ///< sums of squared differences over all rows and steps
 
   void add(const Bf16Rows& other) {
     rows += other.rows;
-    above.insert(above.end(), other.above.begin(), other.above.end());
     squares += other.squares;
     squares_of_bar += other.squares_of_bar;
   }
@@ -127,9 +122,9 @@ struct Bf16Rows {
     EXPECT_GT(squares, 0) << "another order of sums has other bits";
     EXPECT_LE(root(squares), root(squares_of_bar)) << what;
     std::printf(
-        "measured: %s, bf16: %zu of %d rows above the bar; root mean square %.2e from one rank's bf16, which "
-        "is %.2e from its fp32\n",
-        what.c_str(), above.size(), rows, root(squares), root(squares_of_bar));
+        "measured: %s, bf16, %d rows: root mean square %.2e from one rank's bf16, which is %.2e from its "
+        "fp32\n",
+        what.c_str(), rows, root(squares), root(squares_of_bar));
   }
 };
 
@@ -152,16 +147,14 @@ Bf16Rows compare_in_bf16(const LanguageModel& model, std::initializer_list<int> 
         const Point point{.tensor = tensor, .shards = shards, .seed = seed};
         const GptRun cut = run_at(model, point, DataType::bfloat16);
         const double difference = largest_relative_difference(cut.losses, one.losses);
-        const bool within = difference <= bar;
-        if (!within) compared.above.push_back(difference / bar);
+        EXPECT_LE(difference, bar) << model.describe() << " tensor=" << tensor << ", shard=" << shards;
         ++compared.rows;
         compared.squares += squared_relative_differences(cut.losses, one.losses);
         compared.squares_of_bar += squared_relative_differences(one.losses, wide.losses);
         std::printf(
             "measured: %s, bf16, tensor=%d, shard=%d, start %d: losses within %.2e of one rank's, which are "
-            "within %.2e of fp32's: %s%.3f of the bar\n",
-            model.describe().c_str(), tensor, shards, start, difference, bar, within ? "" : "above, ",
-            difference / bar);
+            "within %.2e of fp32's\n",
+            model.describe().c_str(), tensor, shards, start, difference, bar);
       }
     }
   }
@@ -227,7 +220,7 @@ TEST(TensorSweep, MuonHasTheWeightsOfOneRank) {
 }
 
 TEST(TensorSweep, Bf16IsAsNearAsBf16ToFp32) {
-  EXPECT_THAT(compare_in_bf16(gpt(), {3}, 1).above, IsEmpty());
+  compare_in_bf16(gpt(), {3}, 1);
 }
 
 TEST(TensorSweepSlow, EveryLayoutHasTheLossesAndNormsOfOneRank) {
@@ -240,15 +233,11 @@ TEST(TensorSweepSlow, EveryLayoutWithAdaptersToo) {
   sweep(Llama(eight_heads(LlamaKind::llama)), {2, 4, 8}, true, true);
 }
 
+// Two rows of the GPT on tensor=2 are above the bar, and this test fails for them: docs/results/current.md.
 TEST(TensorSweepSlow, Bf16IsAsNearAsBf16ToFp32) {
   Bf16Rows all = compare_in_bf16(gpt(), {2, 3}, 4);
   for (const LlamaKind kind : all_kinds) all.add(compare_in_bf16(Llama(eight_heads(kind)), {2, 4, 8}, 4));
   all.expect_root_mean_square("all models");
-  EXPECT_EQ(all.rows, 112);
-  // The bar is missed, as docs/results/current.md says in its row "bf16 losses on `tensor`, against one
-  // rank's bf16". Each row has this bar; no more rows than those may be above it, and none by more than 10 %.
-  EXPECT_LE(all.above.size(), 2U);
-  for (const double multiple : all.above) EXPECT_LE(multiple, 1.1);
 }
 
 }  // namespace
