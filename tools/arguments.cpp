@@ -13,6 +13,7 @@
 #include <memory>
 
 #include "core/closest_match.h"
+#include "tools/flag_values.h"
 #include "tools/help_formatter.h"
 #include "tools/shell/shell_arguments.h"
 #include "tranche/config/config.h"
@@ -383,22 +384,6 @@ std::vector<Flag> comparable_flags(const CLI::App& command) {
   return flags;
 }
 
-/// Returns a line for each flag that was given several times, of which only the last value counts.
-std::vector<std::string> repeated_flags(const CLI::App& command) {
-  std::vector<std::string> notes;
-  for (const CLI::Option* option : command.get_options()) {
-    const auto& values = option->results();
-    const bool single = option->get_expected_max() == 1 &&
-                        option->get_multi_option_policy() == CLI::MultiOptionPolicy::TakeLast;
-    if (!single ||
-        std::all_of(values.begin(), values.end(), [&](const auto& one) { return one == values[0]; }))
-      continue;
-    notes.push_back(fmt::format("{} was given {} times: {}, the last, is taken", option->get_name(),
-                                values.size(), values.back()));
-  }
-  return notes;
-}
-
 /// Rephrases CLI11's text about a missing or unexpected value.
 std::string plain_text(const CLI::ParseError& error) {
   const std::string text = error.what();
@@ -676,6 +661,7 @@ Exit status:
   refuse_unknown(*innermost(*used));
   options.flags = comparable_flags(*innermost(*used));
   options.notes = repeated_flags(*innermost(*used));
+  refuse_home_sign(*innermost(*used));
   if (used == scale) {
     check(options.scale, scale_texts);
     options.scale.train_flags = given_flags(*scale, study_flags);

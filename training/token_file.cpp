@@ -17,6 +17,7 @@
 #include "core/closest_match.h"
 #include "offload/file_system.h"
 #include "training/file_content.h"
+#include "training/token_parts.h"
 #include "tranche/core/error.h"
 
 namespace tranche::training {
@@ -194,6 +195,7 @@ void TokenFile::open_safetensors() {
     const bool known = tokens != nullptr && tokens->elements > 0 &&
                        (tokens->dtype == "U8" || tokens->dtype == "U16" || tokens->dtype == "U32");
     if (!known) fail("has no array \"tokens\" of U8, U16 or U32: it is not what tranche tokenize writes");
+    made_by_ = {folder.metadata(stamp_key), folder.metadata(stamp_files_key)};
     width_ = tokens->dtype == "U8" ? 1 : tokens->dtype == "U16" ? 2 : 4;
     size_ = tokens->elements;
     begin_ = tokens->begin;

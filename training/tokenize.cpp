@@ -387,8 +387,14 @@ TokenizeSummary tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions
   // U8 means that every byte is a token; other tokenizers with as few tokens number them differently.
   const bool bytes = vocabulary == 256 && options.tokenizer_digest.empty();
   const int width = bytes && !llmc ? 1 : vocabulary <= 65536 ? 2 : 4;
+  TokenizerStamp made_by;
+  if (!options.tokenizer_digest.empty()) made_by = {vocabulary_digest(tokenizer), options.tokenizer_digest};
   lease->require_held();
-  (llmc ? join_as_llmc : join_as_safetensors)(names, sizes, width, options.output);
+  if (llmc) {
+    join_as_llmc(names, sizes, width, options.output);
+  } else {
+    join_as_safetensors(names, sizes, width, made_by, options.output);
+  }
   // The result is complete. On NFS an open file keeps its folder, so the lease ends before the folder is
   // removed.
   for (const std::string& name : names) detail::posix_file_system().remove_all(name);

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "checkpoint/digest.h"
 #include "core/text_file.h"
 #include "training/sentencepiece_tokenizer.h"
 #include "training/tokenizer_json.h"
@@ -64,6 +65,16 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, std::vector<s
     at += decode(token).size();
   }
   return tokens;
+}
+
+std::string vocabulary_digest(const Tokenizer& tokenizer) {
+  std::string tokens;  // each behind its length
+  for (std::int64_t token = 0; token < tokenizer.vocabulary(); ++token) {
+    const std::string_view bytes = tokenizer.decode(static_cast<std::int32_t>(token));
+    tokens += fmt::format("{}:", bytes.size());
+    tokens += bytes;
+  }
+  return checkpoint::to_hex(checkpoint::digest_of(tokens));
 }
 
 std::unique_ptr<Tokenizer> make_byte_tokenizer() {

@@ -354,6 +354,27 @@ TEST(Arguments, ValuesThatAreNone) {
   EXPECT_THAT(error_of({"train", "--max-seconds", "-1"}), HasSubstr("--max-seconds"));
 }
 
+TEST(Arguments, APathThatOnlyAShellWouldFindIsRefused) {
+  const auto refused = [](const std::vector<std::string>& arguments) {
+    return message_of<ConfigurationError>([&] { (void)parse_arguments(arguments); });
+  };
+  EXPECT_EQ(refused({"train", "--data", "a", "--checkpoint-dir=~/run"}),
+            "--checkpoint-dir '~/run': the shell replaces ~ by the home folder only at the beginning of a word "
+            "that is not quoted, so that this would be a folder named ~; write --checkpoint-dir ~/run, or ./~/run "
+            "if that is meant");
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"train", "--data", "a", "--report", "~/r.json"},
+        {"train", "--data", "~/a.txt"},
+        {"train", "--data", "a", "--nvme-path", "~"},
+        {"tokenize", "--data", "a", "--out", "~/t.safetensors"},
+        {"checkpoint", "import", "a", "--to", "~/base"},
+        {"plan", "--fit", "1GiB", "--write", "~/f.json"}}) {
+    EXPECT_THAT(refused(arguments), HasSubstr("the shell replaces ~ by the home folder"));
+  }
+  EXPECT_EQ(refused({"train", "--data", "a", "--checkpoint-dir", "./~/run", "--report", "~report.json"}), "");
+  EXPECT_EQ(refused({"generate", "--from", "a", "--prompt", "~/"}), "") << "a prompt is no path";
+}
+
 TEST(Arguments, HelpAndVersionAreTexts) {
   EXPECT_EQ(parse_arguments({"--version"}).text, std::string("tranche ") + version + "\n");
   EXPECT_THAT(parse_arguments({"--help"}).text,

@@ -56,6 +56,9 @@ CASES = [
     (TRAIN.replace("gpt-nano", "model/config.json"), ["text is read as bytes: 256 of the model's 259 tokens are used"]),
     (TRAIN.replace("t.txt", "documents.safetensors"), [" attends from one document to those before it in its sequence",
                                                        "longer than a sequence of 16 tokens"]),
+    ("tokenize --data t.txt --tokenizer swapped --out swapped.safetensors", []),
+    (TRAIN.replace("gpt-nano", "model/config.json").replace("t.txt", "swapped.safetensors"),
+     ["the tokens of 'swapped.safetensors' were made with another tokenizer than the model's in 'model': the same numbers mean other text"]),
     # configurations
     ("plan --model gpt-nano --config deepspeed.json",
      ["of the configuration has no effect here", "zero_optimization.cpu_offload: taken as zero_optimization.offload_optimizer.device: \"cpu\", its present name",
@@ -87,6 +90,8 @@ CASES = [
     ("plan --model gpt-mini --device cuda --machine dgx-h100 --micro-batch 1 --accumulate 64", ["64 micro-batches from the simulation of "]),
     (TRAIN + " --config warmup.json", ["scheduler.params.warmup_num_steps: the warm-up ends with step 100, and the run with step 1",
                                        "scheduler.params.total_num_steps: the schedule is for 50 steps, and the run has 1 step"]),
+    (TRAIN + " --config length.json --lr 0.1", ["tranche.total_steps: the schedule is for 20 steps, and the run has 1 step",
+                                                "--lr has no effect: WarmupDecayLR rises to scheduler.params.warmup_max_lr, which is 0.5"]),
     # checkpoints of a run
     (TRAIN + " --checkpoint-dir run --resume latest", ["no checkpoint in run yet: training starts from the beginning"]),
     (TRAIN + " --checkpoint-dir run --resume latest", ["step 1 of 1 is reached already: nothing to train"]),
@@ -116,6 +121,9 @@ CASES = [
     ("generate --from base --base other --prompt a --tokens 1", [" is not read: base/step-00000000 is whole without it"]),
     ("generate --from model --prompts prompts.txt --tokens 1", ["--prompts 'prompts.txt' holds JSON lines, an object a line, each a prompt",
                                                                 "--prompts 'prompts.txt': keys of its lines that are not read: id, source"]),
+    ("generate --from model --tokenizer swapped --prompt a --tokens 1 --greedy --top-k 2",
+     ["the tokenizer of --tokenizer 'swapped' has other tokens than the model's in 'model': the same numbers mean other text",
+      "--top-k has no effect: --greedy always takes the likeliest token"]),
     ("generate --from bare --prompt-tokens 1,2 --tokens 1", ["no token ends a text: bare has no eos_token_id"]),
     ("generate --from broken --prompt-tokens 1,2 --tokens 1", ["the end token of the tokenizer is not known: "]),
     (f"generate --from bare --prompt-tokens {','.join(['1'] * 1030)} --tokens 1", ["the model sees 1024 tokens at once: prompt 1 has 1030, and nothing of its first 6"]),
@@ -159,6 +167,8 @@ def write_inputs(at):
     (at / "warmup.json").write_text(json.dumps({
         "optimizer": {"type": "AdamW", "params": {"lr": 0.001}},
         "scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": 100, "total_num_steps": 50}}}))
+    (at / "length.json").write_text(json.dumps({"tranche": {"total_steps": 20}, "scheduler": {
+        "type": "WarmupDecayLR", "params": {"warmup_num_steps": 1, "warmup_max_lr": 0.5}}}))
     for name in ("model", "bare", "broken", "ruined", "adapter"):
         (at / name).mkdir()
         if name != "adapter":
@@ -166,6 +176,10 @@ def write_inputs(at):
     for name in ("model", "adapter"):
         write_tokenizer(at / name)
     (at / "broken/tokenizer.json").write_text("{}")
+    (at / "swapped").mkdir()
+    swapped = json.loads((at / "model/tokenizer.json").read_text())
+    swapped["model"]["vocab"] |= {"1": ord("2"), "2": ord("1")}
+    (at / "swapped/tokenizer.json").write_text(json.dumps(swapped))
     (at / "model/notes.md").write_text("x")
     shutil.copy(at / "model/model.safetensors", at / "model/consolidated.safetensors")
     weights = (at / "ruined/model.safetensors").read_bytes()

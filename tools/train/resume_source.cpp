@@ -63,6 +63,14 @@ void open_at(detail::FileSystem& files, const std::string& path, ResumeSource& r
 
 }  // namespace
 
+std::vector<std::string> tokenizer_folders(const Options& options, const ResumeSource& source) {
+  std::vector<std::string> folders;
+  if (!source.folder.empty())
+    folders.push_back(detail::join_path(source.folder, std::string(checkpoint::companion_folder)));
+  if (options.model.ends_with(".json")) folders.push_back(detail::parent_path(options.model));
+  return folders;
+}
+
 void hold_against(const RunIdentity& present, const models::ModelRegistry& models, const std::string& user,
                   const std::string& folder, ResumeSource& resume_source) {
   resume_source.folder = folder;
@@ -112,12 +120,9 @@ void require_tokens(const Options& options, const RunIdentity& present, const Re
       source.tokenizer->kind == Tokenizer::Kind::bytes) {
     return;
   }
-  const std::string beside = std::filesystem::path(options.model).parent_path().string();
-  std::string folder;  // folder with the tokenizer
-  for (const std::string& place :
-       {source.folder, options.model.ends_with(".json") ? beside : std::string()}) {
-    if (folder.empty() && !place.empty() && training::has_tokenizer(place)) folder = place;
-  }
+  const std::vector<std::string> places = tokenizer_folders(options, source);
+  const auto found = std::find_if(places.begin(), places.end(), training::has_tokenizer);
+  const std::string folder = found == places.end() ? "" : *found;
   if (folder.empty() && source.tokenizer->vocabulary <= most_byte_tokens) return;
   throw ConfigurationError(
       fmt::format("--data '{}' holds bytes, but the weights of {} are of {}, whose numbers mean other text: "

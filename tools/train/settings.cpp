@@ -15,6 +15,7 @@
 #include "core/json.h"
 #include "core/relaxed_json.h"
 #include "core/text_file.h"
+#include "tools/train/tokenizer_match.h"
 #include "tranche/core/error.h"
 #include "tranche/device/device.h"
 #include "tranche/training/tokenize.h"
@@ -176,10 +177,28 @@ std::int64_t sequence_of(std::optional<std::int64_t> asked, const models::Langua
 
 namespace {
 
+/// Why the configuration's schedule does not follow the learning rate; empty if it does.
+std::string reason_without_rate(const Config& config) {
+  const std::string& type = config.schedule.type;
+  const auto parameters = detail::parse_json(config.schedule.parameters_json);
+  if (type == "OneCycle" || type == "LRRangeTest") {
+    return fmt::format("{} takes its rates from scheduler.params.{}", type,
+                       type == "OneCycle" ? "cycle_min_lr and cycle_max_lr" : "lr_range_test_min_lr");
+  }
+  if ((type == "WarmupLR" || type == "WarmupDecayLR") && parameters.contains("warmup_max_lr")) {
+    return fmt::format("{} rises to scheduler.params.warmup_max_lr, which is {}", type,
+                       parameters["warmup_max_lr"].dump());
+  }
+  const auto& given = config.optimizer.parameters;
+  if (given.contains("muon_lr") && given.contains("adam_lr"))
+    return "optimizer.params.muon_lr and adam_lr are the rates of all tensors";
+  return {};
+}
+
 /// A line for each flag that has no effect beside the others, or was given several times.
 std::vector<std::string> notes_on_flags(const Options& options, const Config& config) {
   std::vector<std::string> notes = options.notes;
-  const auto note = [&](bool idle, const char* flag, const char* why) {
+  const auto note = [&](bool idle, const char* flag, std::string_view why) {
     const bool given = std::any_of(options.flags.begin(), options.flags.end(), [&](const Flag& each) {
       return each.name == flag && each.value != "not given";
     });
@@ -189,6 +208,8 @@ std::vector<std::string> notes_on_flags(const Options& options, const Config& co
   note(!options.validation_data.empty(), "--validation-fraction", "--validation-data is held out");
   note(options.max_seconds == 0, "--min-steps", "it is for runs that --max-seconds ends");
   note(options.keep_last == 0, "--keep-every", "without --keep-last every checkpoint is kept");
+  const std::string without_rate = reason_without_rate(config);
+  note(!without_rate.empty(), "--lr", without_rate);
   note(offload.optimizer == OffloadTier::none, "--offload-ratio",
        "the optimizer's state stays on the device");
   note(!offload.uses_nvme(), "--host-state", "nothing is on nvme");
@@ -451,6 +472,7 @@ Data open_data(const Options& options, const Settings& settings) {
     }
     hold_out(set.name, std::move(ranges));
   }
+  require_one_kind(data.files());
   std::vector<training::Mixture::Source> mixed;
   if (sources.front().weight && sources.size() > 1) {
     for (std::size_t i = 0; i < sources.size(); ++i) {
