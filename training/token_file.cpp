@@ -89,7 +89,10 @@ TokenFile::TokenFile(const std::string& path, DataFormat format) : path_(path), 
   std::error_code ignored;
   if (const auto status = std::filesystem::status(path, ignored);
       std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
-    fail("is not a file");
+    fail(std::filesystem::is_directory(status)
+             ? fmt::format("is not a file but a folder; a pattern names its files, such as '{}'",
+                           (std::filesystem::path(path) / "*.bin").string())
+             : std::string("is not a file"));
   }
   try {
     file_ = detail::posix_file_system().open(path, detail::OpenMode::read);

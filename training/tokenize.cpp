@@ -54,6 +54,10 @@ struct stat status_of(const std::string& input) {
   struct stat status {};
   if (::stat(input.c_str(), &status) != 0)
     fail(input, fmt::format("cannot be opened: {}", std::strerror(errno)));
+  if (S_ISDIR(status.st_mode)) {
+    fail(input, fmt::format("is not a file but a folder; a pattern names its files, such as '{}'",
+                            (std::filesystem::path(input) / "*.jsonl").string()));
+  }
   if (!S_ISREG(status.st_mode)) fail(input, "is not a file");
   if (status.st_size == 0) fail(input, "is empty");
   return status;

@@ -99,6 +99,11 @@ std::unique_ptr<Tokenizer> read_tokenizer(const TokenizerFiles& files, const std
 }
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
+  std::error_code none;
+  if (std::filesystem::is_regular_file(folder, none)) {
+    throw ConfigurationError(fmt::format(
+        "'{}' is a file; a tokenizer is named by the folder that holds its files, as several count", folder));
+  }
   const auto read = [&](const char* name) { return read_if_there(folder + "/" + name); };
   TokenizerFiles files;
   files.tokenizer_json = read("tokenizer.json");

@@ -1054,7 +1054,9 @@ TEST(Config, SizesInTextForm) {
   EXPECT_EQ(parse_byte_size("2gb"), 2'000'000'000);
   EXPECT_EQ(parse_byte_size("32mib"), 32 << 20);
   EXPECT_EQ(parse_byte_size("1k"), 1024);
-  for (const char* text : {"", "GiB", "-1", "1 furlong", "1e300", "0x10", "nan", "1GiBB"}) {
+  EXPECT_EQ(parse_byte_size("0"), 0);
+  EXPECT_EQ(parse_byte_size("0.5KiB"), 512);
+  for (const char* text : {"", "GiB", "-1", "1 furlong", "1e300", "0x10", "nan", "1GiBB", "0.5"}) {
     try {
       parse_byte_size(text);
       ADD_FAILURE() << "'" << text << "' was read";

@@ -255,6 +255,10 @@ TEST(Tokenize, NamesFileAndLineOfWhatIsWrong) {
               AllOf(HasSubstr("b.txt', line 2 is not JSON"),
                     HasSubstr("the file begins as JSON lines do: --data-format text takes it as one text")));
   EXPECT_THAT(refused("e.txt", "", "o.safetensors"), HasSubstr("e.txt' is empty"));
+  std::filesystem::create_directories(folder.path("texts"));
+  EXPECT_THAT(refused("texts", "", "o.safetensors"),
+              HasSubstr("texts' is not a file but a folder; a pattern names its files, such as '" +
+                        folder.path("texts/*.jsonl") + "'"));
   EXPECT_THAT(refused("a.txt", "x", "o.npy"), HasSubstr("o.npy' ends neither in .safetensors nor in .bin"));
 }
 

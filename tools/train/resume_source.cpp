@@ -110,6 +110,21 @@ void hold_against(const RunIdentity& present, const models::ModelRegistry& model
 
 namespace {
 
+/// A line if weights lie beside the model that the run does not begin with; empty if there are none.
+std::string note_on_weights(detail::FileSystem& files, const Options& options) {
+  const std::string folder =
+      options.model.ends_with(".json") ? detail::parent_path(options.model) : options.model;
+  for (const char* name :
+       {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"}) {
+    if (!files.exists(detail::join_path(folder, name))) continue;
+    return fmt::format(
+        "the weights are drawn: {} in '{}' is not read; tranche checkpoint import {} --to BASE takes it, and "
+        "{} BASE begins with it",
+        name, folder, folder, options.command == Command::train ? "--resume-weights-only" : "--from");
+  }
+  return {};
+}
+
 /// Bytes, and a few markers such as the end of a text.
 constexpr std::int64_t most_byte_tokens = 260;
 
@@ -199,7 +214,11 @@ ResumeSource find_resume_source(detail::FileSystem& files, const Options& option
     path = options.resume_weights_only.empty() ? options.from : options.resume_weights_only;
     resume_source.weights_only = !path.empty();
   }
-  if (path.empty()) return resume_source;
+  if (path.empty()) {
+    const std::string weights = note_on_weights(files, options);
+    if (!weights.empty()) resume_source.notes.push_back(weights);
+    return resume_source;
+  }
   resume_source.partial = options.partial && (resume_source.weights_only || !options.resumes_own());
   checkpoint::with_reason("cannot open checkpoint " + path,
                           [&] { open_at(files, path, resume_source, user); });
