@@ -447,6 +447,21 @@ void check_numbers(CLI::App& app) {
   for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) check_numbers(*command);
 }
 
+/// The flag that means what a flag of other programs does, or else the closest one; empty if none is close.
+std::string flag_meant(std::string flag, const std::vector<std::string>& known) {
+  constexpr std::pair<std::string_view, std::string_view> others[] = {
+      {"--learning-rate", "--lr"},          {"--batch-size", "--micro-batch"},
+      {"--max-steps", "--steps"},           {"--train-iters", "--steps"},
+      {"--epochs", "--steps"},              {"--num-train-epochs", "--steps"},
+      {"--output-dir", "--checkpoint-dir"}, {"--gradient-accumulation-steps", "--accumulate"},
+      {"--seq-length", "--sequence"},       {"--max-new-tokens", "--tokens"}};
+  std::replace(flag.begin(), flag.end(), '_', '-');
+  for (const auto& [other, ours] : others) {
+    if (flag == other && std::find(known.begin(), known.end(), ours) != known.end()) return std::string(ours);
+  }
+  return detail::closest_match(flag, known);
+}
+
 /// Throws when arguments are left over; CLI11 keeps unknown ones.
 void refuse_unknown(const CLI::App& app) {
   for (const std::string& word : app.remaining()) {
@@ -461,7 +476,7 @@ void refuse_unknown(const CLI::App& app) {
       if (!option->get_group().empty() && !option->get_lnames().empty())
         known.push_back("--" + option->get_lnames().front());
     }
-    const std::string closest = detail::closest_match(flag, known);
+    const std::string closest = flag_meant(flag, known);
     throw ConfigurationError(fmt::format("unknown flag {}{}; see tranche {} --help", flag,
                                          closest.empty() ? "" : " (did you mean " + closest + "?)", command));
   }

@@ -115,7 +115,7 @@ CASES = [
     ("checkpoint export undigested --to undigested-export", [" does not say which values the base of its adapters had: they were not compared"]),
     ("generate --from undigested --prompt a --tokens 1", [" does not say which values the base of its adapters had: they were not compared"]),
     ("checkpoint export moved --peft --to moved-export", [" any more: it was not compared"]),
-    (TRAIN + " --checkpoint-dir drawn --set tranche.lora.rank=2 --set tranche.lora.targets=[\"c_attn\"]", ["--sequence"][:0]),
+    (TRAIN + " --checkpoint-dir drawn --set tranche.lora.rank=2 --set tranche.lora.targets=[\"c_attn\"]", ["tranche.lora: adapters are trained beside weights that are drawn; --resume-weights-only takes a model's"]),
     ("checkpoint export drawn --peft --to drawn-export", ["adapter_config.json names no base, which was not imported: write its path or name",
                                                           " carries no tokenizer: checkpoints carry what checkpoint import found"]),
     # generation

@@ -143,6 +143,11 @@ int Run::prepare() {
       const std::vector<std::string> notes =
           notes_on_tokenizers(data.files(), tokenizer_folders(options, resume_source));
       resume_source.notes.insert(resume_source.notes.end(), notes.begin(), notes.end());
+      if (settings.config.lora.any() && resume_source.folder.empty()) {
+        resume_source.notes.emplace_back(
+            "tranche.lora: adapters are trained beside weights that are drawn; --resume-weights-only takes a "
+            "model's");
+      }
     });
   }
   if (status == 0) status = keep_earlier_defaults();
