@@ -71,6 +71,26 @@ void require_same(Launch& launch, const Settings& settings, const Data& data) {
   }
 }
 
+/// Lines about weights, tokens and a learning rate that may not belong together.
+std::vector<std::string> notes_on_start(const Options& options, const Config& config, const Data& data,
+                                        const ResumeSource& source) {
+  std::vector<std::string> notes = notes_on_tokenizers(data.files(), tokenizer_folders(options, source));
+  if (config.lora.any() && source.folder.empty()) {
+    notes.emplace_back(
+        "tranche.lora: adapters are trained beside weights that are drawn; --resume-weights-only takes a model's");
+  }
+  const bool chosen = options.learning_rate || !options.config.empty() ||
+                      std::any_of(options.set.begin(), options.set.end(), [](const std::string& set) {
+                        return set.starts_with("optimizer") || set.starts_with("scheduler");
+                      });
+  if (options.command == Command::train && source.weights_only && !chosen) {
+    notes.push_back(fmt::format(
+        "--lr: not given: {}, a rate for weights that are drawn, and these are not (transformers: 5e-05)",
+        config.optimizer.learning_rate));
+  }
+  return notes;
+}
+
 }  // namespace
 
 void Run::require_files_apart() const {
@@ -140,14 +160,8 @@ int Run::prepare() {
       if (!is_root()) return;
       resume_source =
           find_resume_source(detail::posix_file_system(), options, identity_of(options, settings, data));
-      const std::vector<std::string> notes =
-          notes_on_tokenizers(data.files(), tokenizer_folders(options, resume_source));
+      const std::vector<std::string> notes = notes_on_start(options, settings.config, data, resume_source);
       resume_source.notes.insert(resume_source.notes.end(), notes.begin(), notes.end());
-      if (settings.config.lora.any() && resume_source.folder.empty()) {
-        resume_source.notes.emplace_back(
-            "tranche.lora: adapters are trained beside weights that are drawn; --resume-weights-only takes a "
-            "model's");
-      }
     });
   }
   if (status == 0) status = keep_earlier_defaults();

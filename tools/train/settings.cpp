@@ -145,10 +145,11 @@ std::string default_configuration(const Options& options) {
 
 Config read_config(const Options& options, int ranks) {
   const bool given = !options.config.empty();
-  // The file is read once, because it may be a pipe.
-  const std::string text =
-      given ? detail::read_text_file(options.config, "configuration file", detail::Pipes::allowed)
-            : default_configuration(options);
+  if (given && options.config_text->first != options.config) {
+    *options.config_text = {
+        options.config, detail::read_text_file(options.config, "configuration file", detail::Pipes::allowed)};
+  }
+  const std::string text = given ? options.config_text->second : default_configuration(options);
   const std::string origin =
       given ? fmt::format("configuration file '{}'", options.config) : std::string("configuration");
   const Config config = parse_config(text, ranks, overrides_of(options, text), options.strict, origin);
