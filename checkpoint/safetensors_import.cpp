@@ -156,8 +156,8 @@ void SafetensorsFolder::open_file(const std::string& name, const std::string& pa
     if (key != "__metadata__") {
       found.push_back(tensor_from(key, node));
     } else if (node.json().is_object()) {
-      for (const auto& [name, text] : node.json().items()) {
-        if (text.is_string()) metadata_.emplace(name, text.get<std::string>());
+      for (const auto& [entry, value] : node.json().items()) {
+        if (value.is_string()) metadata_.emplace(entry, value.get<std::string>());
       }
     }
   }

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <thread>
@@ -108,8 +109,8 @@ TEST(StopSignals, WhatTheParentHadIgnoredStaysIgnored) {
 }
 
 TEST(StopSignals, AReaderThatIsGoneIsARequest) {
-  int ends[2];
-  ASSERT_EQ(::pipe(ends), 0);
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::pipe(ends.data()), 0);
   ::close(ends[0]);
   StopSignals signals;
   EXPECT_EQ(::write(ends[1], "x", 1), -1);
