@@ -248,10 +248,11 @@ std::vector<std::string> schedule_notes(const Config& config, std::int64_t steps
                     values.has(detail::key("warmup_num_steps")) ? "" : ", not given, is 1000");
     beyond(rise, warmup);
     if (total != steps) {
-      notes.push_back(fmt::format(
-          "{}: the schedule is for {}, and the run has {}",
-          values.has(detail::key("total_num_steps")) ? "scheduler.params.total_num_steps" : "tranche.total_steps",
-          run_of(total), run_of(steps)));
+      notes.push_back(fmt::format("{}: the schedule is for {}, and the run has {}",
+                                  values.has(detail::key("total_num_steps"))
+                                      ? "scheduler.params.total_num_steps"
+                                      : "tranche.total_steps",
+                                  run_of(total), run_of(steps)));
     }
     if (warmup > total && warmup <= steps) {
       notes.push_back(

@@ -177,7 +177,7 @@ class Walker {
     if (block.empty() && !strict_) {
       const std::string meant = mistyped_key(name);
       if (meant.empty()) {
-        const bool elsewhere = suggestion.ends_with("." + name);
+        const bool elsewhere = suggestion.find('.') != std::string::npos;
         ignored_.push_back({path, elsewhere ? fmt::format("there is '{}'", suggestion) : "", true});
         return;
       }

@@ -410,10 +410,11 @@ void check_folders(const Config& config, Problems& problems) {
       {"csv_monitor.output_path", &config.csv_monitor.output_path}};
   for (const auto& [key, path] : folders) {
     if (!begins_at_home(*path)) continue;
-    problems.add(fmt::format(
-        "{}: no shell replaces ~ in '{}', so that it would be a folder of that name; write the whole path, or "
-        "./{} if that is meant",
-        key, *path, *path));
+    problems.add(
+        fmt::format("{}: no shell replaces ~ in '{}', so that it would be a folder of that name; write the "
+                    "whole path, or "
+                    "./{} if that is meant",
+                    key, *path, *path));
   }
 }
 

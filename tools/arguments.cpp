@@ -450,11 +450,16 @@ void check_numbers(CLI::App& app) {
 /// The flag that means what a flag of other programs does, or else the closest one; empty if none is close.
 std::string flag_meant(std::string flag, const std::vector<std::string>& known) {
   constexpr std::pair<std::string_view, std::string_view> others[] = {
-      {"--learning-rate", "--lr"},          {"--batch-size", "--micro-batch"},
-      {"--max-steps", "--steps"},           {"--train-iters", "--steps"},
-      {"--epochs", "--steps"},              {"--num-train-epochs", "--steps"},
-      {"--output-dir", "--checkpoint-dir"}, {"--gradient-accumulation-steps", "--accumulate"},
-      {"--seq-length", "--sequence"},       {"--max-new-tokens", "--tokens"}};
+      {"--learning-rate", "--lr"},
+      {"--batch-size", "--micro-batch"},
+      {"--max-steps", "--steps"},
+      {"--train-iters", "--steps"},
+      {"--epochs", "--steps"},
+      {"--num-train-epochs", "--steps"},
+      {"--output-dir", "--checkpoint-dir"},
+      {"--gradient-accumulation-steps", "--accumulate"},
+      {"--seq-length", "--sequence"},
+      {"--max-new-tokens", "--tokens"}};
   std::replace(flag.begin(), flag.end(), '_', '-');
   for (const auto& [other, ours] : others) {
     if (flag == other && std::find(known.begin(), known.end(), ours) != known.end()) return std::string(ours);

@@ -31,10 +31,10 @@ void refuse_home_sign(const CLI::App& command) {
     if (type.find("FILE") == std::string::npos && type.find("DIR") == std::string::npos) continue;
     for (const std::string& path : option->results()) {
       if (!detail::begins_at_home(path)) continue;
-      throw ConfigurationError(
-          fmt::format("{} '{}': the shell replaces ~ by the home folder only at the beginning of a word that is "
-                      "not quoted, so that this would be a folder named ~; write {} {}, or ./{} if that is meant",
-                      name, path, name, path, path));
+      throw ConfigurationError(fmt::format(
+          "{} '{}': the shell replaces ~ by the home folder only at the beginning of a word that is "
+          "not quoted, so that this would be a folder named ~; write {} {}, or ./{} if that is meant",
+          name, path, name, path, path));
     }
   }
 }

@@ -17,8 +17,8 @@ int number_in(const char* name) {
   return text == nullptr ? 0 : std::atoi(text);
 }
 
-/// A batch system or launcher that starts tasks, and the variables by which a process recognises that it is one of
-/// several.
+/// A batch system or launcher that starts tasks, and the variables by which a process recognises that it is
+/// one of several.
 struct Batch {
   const char* several;  ///< a variable above 1 in each of several tasks
   const char* task;     ///< a variable that is set too

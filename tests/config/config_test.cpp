@@ -334,12 +334,13 @@ TEST(Config, SchedulesThatDoNotExistAreToldWithoutAPipelineToo) {
 }
 
 TEST(Config, UnknownKeysOfTheTopLevelAreIgnoredUnlessTheyAreNearAKnownOne) {
-  const Config config =
-      parse_config(R"({"xyzzy": 1, "stage": 3, "seed": {"a": [1]}, "name": "run", "// why": "x"})", 1);
+  const Config config = parse_config(
+      R"({"xyzzy": 1, "stage": 3, "seed": {"a": [1]}, "learning_rate": 1, "name": "run", "// why": "x"})", 1);
   EXPECT_THAT(notes_on_keys(config),
               ElementsAre("unknown key 'xyzzy': ignored",
                           "unknown key 'stage': ignored; there is 'zero_optimization.stage'",
                           "unknown key 'seed': ignored; there is 'tranche.seed'",
+                          "unknown key 'learning_rate': ignored; there is 'optimizer.params.lr'",
                           "unknown key 'name': ignored", "unknown key '// why': ignored"));
   EXPECT_EQ(config.stage, 0);
   const std::pair<const char*, const char*> mistyped[] = {

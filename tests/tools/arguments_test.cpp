@@ -363,10 +363,11 @@ TEST(Arguments, APathThatOnlyAShellWouldFindIsRefused) {
   const auto refused = [](const std::vector<std::string>& arguments) {
     return message_of<ConfigurationError>([&] { (void)parse_arguments(arguments); });
   };
-  EXPECT_EQ(refused({"train", "--data", "a", "--checkpoint-dir=~/run"}),
-            "--checkpoint-dir '~/run': the shell replaces ~ by the home folder only at the beginning of a word "
-            "that is not quoted, so that this would be a folder named ~; write --checkpoint-dir ~/run, or ./~/run "
-            "if that is meant");
+  EXPECT_EQ(
+      refused({"train", "--data", "a", "--checkpoint-dir=~/run"}),
+      "--checkpoint-dir '~/run': the shell replaces ~ by the home folder only at the beginning of a word "
+      "that is not quoted, so that this would be a folder named ~; write --checkpoint-dir ~/run, or ./~/run "
+      "if that is meant");
   for (const std::vector<std::string>& arguments :
        {std::vector<std::string>{"train", "--data", "a", "--report", "~/r.json"},
         {"train", "--data", "~/a.txt"},

@@ -400,7 +400,8 @@ TEST_F(Generate, SaysWhichSettingsOfTheModelAreNotTaken) {
     return "note: " + path + " asks for " + settings +
            ", which is not taken; --temperature, --top-k, --top-p and --greedy say how tokens are drawn\n";
   };
-  const std::string ours = R"("eos_token_id": 3, "do_sample": true, "top_p": null, "temperature": 0.6, "top_k": 20)";
+  const std::string ours =
+      R"("eos_token_id": 3, "do_sample": true, "top_p": null, "temperature": 0.6, "top_k": 20)";
   const std::string qwen = "{" + ours + R"(, "repetition_penalty": 1.05})";
   EXPECT_EQ(notes(qwen, {}), asks("temperature 0.6, top_k 20, repetition_penalty 1.05"));
   EXPECT_EQ(notes(qwen, {"--greedy"}), asks("repetition_penalty 1.05"));

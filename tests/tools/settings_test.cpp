@@ -164,8 +164,9 @@ TEST(Settings, ARateThatTheScheduleDoesNotFollowIsSaid) {
             "--lr has no effect: WarmupDecayLR rises to scheduler.params.warmup_max_lr, which is 1");
   EXPECT_EQ(schedule("WarmupDecayLR", R"("warmup_num_steps": 5, "warmup_max_lr": "auto")"), "");
   EXPECT_EQ(schedule("WarmupCosineLR", R"("warmup_num_steps": 5)"), "");
-  EXPECT_EQ(schedule("OneCycle", R"("cycle_min_lr": 0.1, "cycle_max_lr": 1)"),
-            "--lr has no effect: OneCycle takes its rates from scheduler.params.cycle_min_lr and cycle_max_lr");
+  EXPECT_EQ(
+      schedule("OneCycle", R"("cycle_min_lr": 0.1, "cycle_max_lr": 1)"),
+      "--lr has no effect: OneCycle takes its rates from scheduler.params.cycle_min_lr and cycle_max_lr");
   EXPECT_EQ(schedule("LRRangeTest", ""),
             "--lr has no effect: LRRangeTest takes its rates from scheduler.params.lr_range_test_min_lr");
   const std::string muon = "optimizer.type=Muon", own = "optimizer.params.muon_lr=0.1";
@@ -405,7 +406,8 @@ TEST(Settings, BytesAndTokensAreNotMixed) {
   };
   const auto both = [](const std::string& bytes, const std::string& numbers) {
     return "data file '" + bytes + "' holds bytes, and '" + numbers +
-           "' tokens of 16 bits: in one run the same numbers would mean two texts; make tokens of both with one "
+           "' tokens of 16 bits: in one run the same numbers would mean two texts; make tokens of both with "
+           "one "
            "tokenizer (tranche tokenize)";
   };
   EXPECT_EQ(refused({"--data", text, "--data", tokens}), both(text, tokens));

@@ -33,7 +33,8 @@ std::string write_tokenizer(const TemporaryFolder& folder, const std::string& na
 
 TEST(TokenizerMatch, TokensOfAnotherTokenizerAreSaid) {
   const TemporaryFolder folder;
-  const std::string own = write_tokenizer(folder, "own", false), other = write_tokenizer(folder, "other", true),
+  const std::string own = write_tokenizer(folder, "own", false),
+                    other = write_tokenizer(folder, "other", true),
                     again = write_tokenizer(folder, "again", false, "#version: 0.1\n"),
                     text = folder.write("t.txt", test::some_text(300));
   const auto tokens = [&](const std::string& name, const std::string& tokenizer) {

@@ -114,8 +114,8 @@ namespace {
 std::string note_on_weights(detail::FileSystem& files, const Options& options) {
   const std::string folder =
       options.model.ends_with(".json") ? detail::parent_path(options.model) : options.model;
-  for (const char* name :
-       {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"}) {
+  for (const char* name : {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+                           "pytorch_model.bin.index.json"}) {
     if (!files.exists(detail::join_path(folder, name))) continue;
     return fmt::format(
         "the weights are drawn: {} in '{}' is not read; tranche checkpoint import {} --to BASE takes it, and "

@@ -39,7 +39,8 @@ struct ResumeSource {
 ResumeSource find_resume_source(detail::FileSystem& files, const Options& options,
                                 const RunIdentity& present);
 
-/// The folders in which the model's tokenizer may lie: what the checkpoint carries, and beside --model's file.
+/// The folders in which the model's tokenizer may lie: what the checkpoint carries, and beside --model's
+/// file.
 std::vector<std::string> tokenizer_folders(const Options& options, const ResumeSource& source);
 
 /// The sequence length with which the checkpoint of `--from` or `--resume` was trained; 0: unknown, or there

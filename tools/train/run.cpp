@@ -77,7 +77,8 @@ std::vector<std::string> notes_on_start(const Options& options, const Config& co
   std::vector<std::string> notes = notes_on_tokenizers(data.files(), tokenizer_folders(options, source));
   if (config.lora.any() && source.folder.empty()) {
     notes.emplace_back(
-        "tranche.lora: adapters are trained beside weights that are drawn; --resume-weights-only takes a model's");
+        "tranche.lora: adapters are trained beside weights that are drawn; --resume-weights-only takes a "
+        "model's");
   }
   const bool chosen = options.learning_rate || !options.config.empty() ||
                       std::any_of(options.set.begin(), options.set.end(), [](const std::string& set) {

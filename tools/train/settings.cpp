@@ -457,6 +457,12 @@ Data open_data(const Options& options, const Settings& settings) {
             : "hold out other data with --validation-data or --validation-fraction");
   };
   if (tails) hold_out("", std::move(ends_of_files));
+  if (tails && options.command == Command::evaluate) {
+    data.notes.push_back(
+        fmt::format("the tail of --data is evaluated, {:.3g} % of it, as training holds it out; "
+                    "--validation-data evaluates all of a file",
+                    100 * options.validation_fraction));
+  }
   for (const HeldOut& set : held_out_by_name) {
     std::vector<training::TokenRange> ranges;
     for (const std::string& path : set.files) {

@@ -68,9 +68,10 @@ std::vector<std::string> notes_on_tokenizers(const std::vector<const TokenFile*>
       right = file->made_by().vocabulary;
       whose = fmt::format("that of '{}'", file->path());
     } else if (file->made_by().vocabulary != right) {
-      notes.push_back(fmt::format("the tokens of '{}' were made with another tokenizer than {}: the same "
-                                  "numbers mean other text",
-                                  file->path(), whose));
+      notes.push_back(
+          fmt::format("the tokens of '{}' were made with another tokenizer than {}: the same "
+                      "numbers mean other text",
+                      file->path(), whose));
     }
   }
   return notes;

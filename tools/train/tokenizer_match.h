@@ -19,6 +19,7 @@ std::vector<std::string> notes_on_tokenizers(const std::vector<const training::T
 
 /// A line if `given`, which was read from `folder`, has other tokens than the tokenizer in the folder `own`;
 /// empty if it has the same, or `own` has none that can be read.
-std::string note_on_tokenizer(const training::Tokenizer& given, const std::string& folder, const std::string& own);
+std::string note_on_tokenizer(const training::Tokenizer& given, const std::string& folder,
+                              const std::string& own);
 
 }  // namespace tranche::tools

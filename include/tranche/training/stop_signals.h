@@ -1,7 +1,8 @@
 #pragma once
 /// Signals as requests to save and end: SIGUSR1, SIGUSR2 and SIGTERM, which batch systems send before they
-/// take a node away; SIGHUP, which arrives when the terminal closes; SIGPIPE, which arrives when what reads the
-/// output is gone (`| tee log` in a closed terminal); and SIGINT, which people send. SIGINT and SIGTERM ask a study to end its run and to report the results so far.
+/// take a node away; SIGHUP, which arrives when the terminal closes; SIGPIPE, which arrives when what reads
+/// the output is gone (`| tee log` in a closed terminal); and SIGINT, which people send. SIGINT and SIGTERM
+/// ask a study to end its run and to report the results so far.
 
 #include <signal.h>
 
