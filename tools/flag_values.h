@@ -1,5 +1,5 @@
 #pragma once
-/// What the parser does not check about the values of flags.
+/// Checks and notes about the values of flags, which the parser does not make.
 
 #include <string>
 #include <vector>

@@ -178,7 +178,7 @@ std::int64_t sequence_of(std::optional<std::int64_t> asked, const models::Langua
 
 namespace {
 
-/// Why the configuration's schedule does not follow the learning rate; empty if it does.
+/// The reason why the configuration's schedule does not follow the learning rate; empty if it does.
 std::string reason_without_rate(const Config& config) {
   const std::string& type = config.schedule.type;
   const auto parameters = detail::parse_json(config.schedule.parameters_json);

@@ -1,5 +1,5 @@
 #pragma once
-/// Whether files of tokens were made with the tokenizer of the model that reads them.
+/// Tells where files of tokens were made with another tokenizer than that of the model that reads them.
 
 #include <string>
 #include <vector>
