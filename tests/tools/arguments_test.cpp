@@ -180,7 +180,8 @@ TEST(Arguments, UnknownFlagsComeBackWithTheNearest) {
   // Names of other programs.
   EXPECT_THAT(error_of({"train", "--learning_rate", "2"}), HasSubstr("did you mean --lr?"));
   EXPECT_THAT(error_of({"train", "--batch-size=2"}), HasSubstr("did you mean --micro-batch?"));
-  EXPECT_THAT(error_of({"generate", "--max_new_tokens", "2"}), HasSubstr("did you mean --tokens?"));
+  EXPECT_THAT(error_of({"generate", "--from", "a", "--max_new_tokens", "2"}),
+              HasSubstr("did you mean --tokens?"));
   EXPECT_THAT(error_of({"info", "--learning-rate", "2"}), Not(HasSubstr("--lr")));
   EXPECT_THAT(error_of({"train", "--qqqqqqqqqqqqqqqqqq"}), Not(HasSubstr("did you mean")));
   EXPECT_THAT(error_of({"train", "data.txt"}), HasSubstr("'data.txt' is no argument"));
