@@ -3,6 +3,8 @@
 #include "engine/offloaded_state.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <cstring>
 
 #include "core/clock.h"
@@ -177,6 +179,7 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units) {
                                                        .at_once = offload.tile_buffers,
                                                        .meter = disk_},
                                        *swap_, io_.get(), resources_.host_memory);
+    lend_gradients(units, largest_tile, buffers);
   }
   return io_ ? io_->fallback_reason() : std::string();
 }
@@ -194,6 +197,46 @@ int OffloadedState::more_tile_buffers(const std::vector<UnitState>& units, std::
   return narrow<int>(
       std::clamp<std::int64_t>(left / AlignedBuffer::requested_bytes(largest_tile), 0,
                                std::max<std::int64_t>(0, tiles - config_.offload.tile_buffers)));
+}
+
+// Once a buffer is updated, the host memory of its gradient is of no use until the next backward pass. The last
+// tiles are read into it, so that their writes can wait for that pass, in which the disk has little else to do:
+// the norm of the gradients, which comes at its end, decides about the next updates.
+void OffloadedState::lend_gradients(std::vector<UnitState>& units, std::int64_t largest_tile, int buffers) {
+  if (config_.update == UpdateTime::as_reduced) return;  // updates use the memory during the backward pass
+  std::size_t updated = 0;  // tiles of the buffers so far
+  for (UnitState& unit : units) {
+    for (FlatBuffer& flat : unit.buffers) {
+      if (!flat.host_gradients) continue;
+      if (flat.whole_matrices) {  // they are updated behind all others, and must not wait for these writes
+        lent_.clear();
+        lenders_.clear();
+        return;
+      }
+      const auto tiles = static_cast<std::size_t>(flat.tiles.elements > 0 ? flat.tiles.tiles() : 0);
+      const std::size_t after = tiles > 0 ? updated + tiles - 1 : updated;
+      updated += tiles;
+      // The number does not depend on the address, so that a plan lends as much as a run.
+      const std::int64_t count = (flat.host_gradients.bytes() - io_alignment) / largest_tile;
+      if (count <= 0) continue;
+      lenders_.emplace_back(&flat, lent_.size());
+      const auto past = reinterpret_cast<std::uintptr_t>(flat.host_gradients.data()) % io_alignment;
+      std::byte* place = static_cast<std::byte*>(flat.host_gradients.data()) + (past > 0 ? io_alignment - past : 0);
+      for (std::int64_t i = 0; i < count; ++i, place += largest_tile) lent_.push_back({place, largest_tile, after});
+    }
+  }
+  // Reads run ahead by the number of buffers, so the memory must be free that many tiles before it is used.
+  const std::size_t total = update_order_.size();
+  const auto usable = [&](std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) {
+      if (lent_[i].after + static_cast<std::size_t>(buffers) > total - count + i) return false;
+    }
+    return true;
+  };
+  std::size_t count = std::min(lent_.size(), total);
+  while (count > 0 && !usable(count)) --count;
+  lent_.resize(count);
+  std::erase_if(lenders_, [count](const auto& lender) { return lender.second >= count; });
 }
 
 void OffloadedState::close() noexcept {
@@ -215,7 +258,8 @@ void OffloadedState::send_gradients(FlatBuffer& flat, kernels::GradientStatistic
   stream.wait(flat.reduce_done);
   kernels::gradient_statistics(stream, residency_.gradients(flat, flat.owned()), statistics);
   const TensorView kept = residency_.gradients(flat, residency_.optimizer_range(flat));
-  flat.gradients_on_host = link_.copy_to_host(flat.host_gradients.data(), kept.data, kept.bytes(), {});
+  const std::array ready{flat.host_gradients_free};
+  flat.gradients_on_host = link_.copy_to_host(flat.host_gradients.data(), kept.data, kept.bytes(), ready);
   flat.transient_gradients.release(flat.gradients_on_host);
   if (!config_.overlap) flat.gradients_on_host.wait();
 }
@@ -327,7 +371,7 @@ void OffloadedState::publish(FlatBuffer& flat, const ShardSlice& slice) {
 
 void OffloadedState::begin_update() {
   if (update_order_.empty() || updating_) return;
-  ring_->begin(update_order_);
+  ring_->begin(update_order_, true, lent_);
   updating_ = true;
   expected_ = 0;
 }
@@ -382,7 +426,10 @@ void OffloadedState::close_tile() {
 }
 
 void OffloadedState::end_update() {
-  if (updating_) ring_->end(*host_);
+  const std::vector<Event> given_back = updating_ ? ring_->end(*host_) : std::vector<Event>();
+  for (const auto& [flat, first] : lenders_) {
+    if (!given_back.empty()) flat->host_gradients_free = given_back[first];
+  }
   updating_ = false;
   if (!config_.overlap) host_->synchronize();
 }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/flat_buffer.h"
@@ -144,6 +145,8 @@ class OffloadedState {
   /// Buffers for tiles read ahead, as many as fit in what is left of tranche.host_state and are of use; none
   /// where nothing is read ahead.
   int more_tile_buffers(const std::vector<UnitState>& units, std::int64_t largest_tile) const;
+  /// Lends the host memory of gradients to the last tiles of an update.
+  void lend_gradients(std::vector<UnitState>& units, std::int64_t largest_tile, int buffers);
   bool simulated() const { return resources_.device.kind() == DeviceKind::meta; }
 
   const Config& config_;
@@ -166,6 +169,8 @@ class OffloadedState {
 
   /// Tiles of the optimizer's state as a step goes through them, but for those of whole matrices.
   std::vector<TileRef> update_order_;
+  std::vector<LentMemory> lent_;  ///< for the last tiles of update_order_
+  std::vector<std::pair<FlatBuffer*, std::size_t>> lenders_;  ///< and the first memory of each in lent_
   std::size_t expected_ = 0;  ///< tiles of the pass before those that expect_update() has not announced
   bool updating_ = false;     ///< a pass over tiles has begun, which the update goes through
   OpenTile open_;
