@@ -49,7 +49,6 @@ OffloadedState::OffloadedState(const Config& config, const Residency& residency,
       resources_(resources),
       trace_(options.trace),
       host_threads_(options.host_threads),
-      reads_ahead_(options.reads_ahead),
       link_(resources.device, HostLinkOptions{options.link_bytes_per_second, options.trace}),
       compute_(resources.device.compute_stream()) {
   if (!config.offload.uses_nvme()) return;
@@ -106,13 +105,13 @@ void OffloadedState::open_io() {
   }
 }
 
-std::string OffloadedState::prepare(std::vector<UnitState>& units) {
+std::string OffloadedState::prepare(std::vector<UnitState>& units,
+                                    std::span<const FlatBuffer* const> visits) {
   const OffloadConfig& offload = config_.offload;
   const std::int64_t compute_bytes = size_of(config_.precision.compute);
   bool through_host = false, through_device = false;  // new weights on the way to where they live
   std::int64_t largest_update = 0, largest_shard = 0, largest_tile = 0;
   for (UnitState& unit : units) {
-    std::vector<TileRef> visited;  // by the update, in the order of the unit's buffers
     for (FlatBuffer& flat : unit.buffers) {
       const bool on_disk = flat.parameters_tier == OffloadTier::nvme && !flat.empty();
       if (on_disk) {
@@ -129,15 +128,13 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units) {
       }
       largest_update =
           std::max(largest_update, std::min(offload.tile_elements, residency_.optimizer_range(flat).size()));
-      if (flat.tiles.elements == 0) continue;
-      largest_tile = std::max(largest_tile, flat.tiles.bytes_of(0));
-      if (flat.whole_matrices) continue;  // visited
-      const std::vector<TileRef> tiles = tiles_of(flat.tiles, 0, flat.tiles.tiles());
-      visited.insert(visited.end(), tiles.begin(), tiles.end());
+      if (flat.tiles.elements > 0) largest_tile = std::max(largest_tile, flat.tiles.bytes_of(0));
     }
-    const bool backward = config_.update == UpdateTime::as_reduced;  // gradients are complete in that order
-    update_order_.insert(backward ? update_order_.begin() : update_order_.end(), visited.begin(),
-                         visited.end());
+  }
+  for (const FlatBuffer* flat : visits) {
+    if (flat->tiles.elements == 0) continue;
+    const std::vector<TileRef> tiles = tiles_of(flat->tiles, 0, flat->tiles.tiles());
+    update_order_.insert(update_order_.end(), tiles.begin(), tiles.end());
   }
   const auto slots = [&](std::vector<HostSlot>& into, int count, std::int64_t bytes, Category category,
                          const char* tag) {
@@ -182,7 +179,6 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units) {
 }
 
 int OffloadedState::more_tile_buffers(const std::vector<UnitState>& units, std::int64_t largest_tile) const {
-  if (!reads_ahead_) return 0;
   std::int64_t left = config_.offload.host_state_bytes(), tiles = 0;
   for (const UnitState& unit : units) {
     for (const FlatBuffer& flat : unit.buffers) {
@@ -344,10 +340,11 @@ void OffloadedState::expect_update(const FlatBuffer& flat) {
   updating_ = true;
 }
 
-void OffloadedState::begin_update(const FlatBuffer& flat) {
-  if (flat.tiles.elements == 0) return;
-  ring_->begin(tiles_of(flat.tiles, 0, flat.tiles.tiles()));
-  updating_ = true;
+void OffloadedState::visit_next(FlatBuffer& flat, const std::function<void(const ShardSlice&)>& visit) {
+  for (std::int64_t tile = 0; tile < flat.tiles.tiles(); ++tile) {
+    visit(slice_of(flat, ring_->open(*host_)));
+    ring_->close(*host_, true);
+  }
 }
 
 std::int64_t OffloadedState::update_tiles(const FlatBuffer& flat) const {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -46,8 +47,6 @@ struct OffloadOptions {
   double link_bytes_per_second = 0;  ///< a limit of each way, for tests; 0: none
   TraceRecorder* trace = nullptr;
   int host_threads = 1;
-  bool reads_ahead =
-      true;  ///< false for a rule with sums over whole tensors: its reads begin with the update
 };
 
 class OffloadedState {
@@ -62,9 +61,10 @@ class OffloadedState {
   // --- Start and end ---
   /// Memory and space on disk of one buffer's state.
   void allocate(FlatBuffer& flat);
-  /// Buffers, streams and files, once all units have theirs. Returns why block I/O goes through threads, when
-  /// it does though io_uring was looked for.
-  std::string prepare(std::vector<UnitState>& units);
+  /// Makes buffers, streams and files, once allocate() has been called for all units. `visits`: the buffers in
+  /// the order in which a step goes through their state (visits_of_step()). Returns the reason why block I/O
+  /// uses threads, if io_uring was requested or possible but cannot be used.
+  std::string prepare(std::vector<UnitState>& units, std::span<const FlatBuffer* const> visits);
   /// Null without the nvme tier.
   SwapFile* swap() const { return swap_.get(); }
   /// Ends passes that an error left open and waits for all streams.
@@ -81,21 +81,25 @@ class OffloadedState {
   /// This rank's shard on its way to `place` in device memory, once `ready` have passed.
   Event fetch_shard(FlatBuffer& flat, void* place, std::vector<Event> ready);
   // An update of state, or of parameters, that live off the device:
-  //     begin_update();  // once for all buffers, or by themselves for those of whole matrices
+  //     begin_update();
+  //     for (each buffer of a rule with sums) visit_next(flat, visit);
   //     for (each tile of each buffer) {
   //       const ShardSlice slice = open_tile(flat, tile);
   //       ... issue work on the slice's stream ...
   //       close_tile();
   //     }
   //     end_update();
-  /// Has the disk begin to read the state of all buffers but those of whole matrices. These are then updated
-  /// in the order of trainable buffers. Does nothing where it has begun already.
+  // Buffers of whole matrices are visited before they are updated, too. All buffers are visited and updated in
+  // the order that prepare() was given.
+  /// Starts the pass over the state on disk: the first tiles are read from now on, as many as there are
+  /// buffers. Does nothing if the pass has begun.
   void begin_update();
   /// With tranche.update: as_reduced. The buffer is updated next. Where the pass had another order, reads
   /// what is left anew, with this buffer first; the next pass has the order of this one.
   void expect_update(const FlatBuffer& flat);
-  /// The same as begin_update() for the state of this buffer alone.
-  void begin_update(const FlatBuffer& flat);
+  /// Calls visit for the tiles of a buffer on the nvme tier, the next ones of the pass. They are written back
+  /// after the work that visit issues to the slice's stream.
+  void visit_next(FlatBuffer& flat, const std::function<void(const ShardSlice&)>& visit);
   /// The number of tiles in which the state that this rank keeps of a buffer is updated.
   std::int64_t update_tiles(const FlatBuffer& flat) const;
   /// The state of the next tile, with `gradient` and the place of the new weights, which work on the slice's
@@ -141,8 +145,8 @@ class OffloadedState {
   /// Block I/O on the swap file, with the slots' memory registered.
   void open_io();
   std::unique_ptr<Stream> make_host_stream(const char* name, int threads);
-  /// Buffers for tiles read ahead, as many as fit in what is left of tranche.host_state and are of use; none
-  /// where nothing is read ahead.
+  /// The number of buffers beyond offload_optimizer.buffer_count, into which tiles are read ahead: as many as
+  /// fit in the bytes of tranche.host_state that hold no state, and at most one for each tile.
   int more_tile_buffers(const std::vector<UnitState>& units, std::int64_t largest_tile) const;
   bool simulated() const { return resources_.device.kind() == DeviceKind::meta; }
 
@@ -151,7 +155,6 @@ class OffloadedState {
   StateResources resources_;
   TraceRecorder* trace_;
   int host_threads_;
-  bool reads_ahead_;
   HostLink link_;
   Stream& compute_;
   std::shared_ptr<DiskMeter> disk_;  ///< null without the nvme tier
@@ -164,7 +167,8 @@ class OffloadedState {
   std::size_t next_host_weights_ = 0, next_device_weights_ = 0, next_shard_ = 0;
   std::vector<std::unique_ptr<RegisteredMemory>> registered_;
 
-  /// Tiles of the optimizer's state as a step goes through them, but for those of whole matrices.
+  /// The tiles of optimizer state in the order in which a step visits them. A tile occurs twice if the step
+  /// visits it before its update.
   std::vector<TileRef> update_order_;
   std::size_t expected_ = 0;  ///< tiles of the pass before those that expect_update() has not announced
   bool updating_ = false;     ///< a pass over tiles has begun, which the update goes through

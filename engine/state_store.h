@@ -69,9 +69,9 @@ class StateStore {
   /// Position of a tensor in its unit; throws InvalidArgument naming the unit's tensors.
   int index_in_unit(int unit, std::string_view tensor) const;
   /// The tensor at a position of its unit; throws InvalidArgument when there is none.
+  const TensorState& tensor_in_unit(int unit, int index) const;
   /// Throws InvalidArgument, naming the stage, for a tensor that another stage of a pipeline holds.
   void require_held(const TensorState& tensor) const;
-  const TensorState& tensor_in_unit(int unit, int index) const;
 
   // --- Memory ---
   /// Adopts what moves state off the device, before allocate(); without it all state lives on the device.
@@ -94,8 +94,9 @@ class StateStore {
   /// Weights and optimizer state of [range), which lies in device or host memory and in what this rank keeps.
   ShardSlice slice(FlatBuffer& flat, ElementRange range);
   /// Calls visit for slices of all state that this rank keeps of a buffer, with its main gradient and, on the
-  /// device, its weights. What visit issues to a slice's stream may change it. A step's use alone: nothing is
-  /// waited for but the tiles of the nvme tier, which an observer sees before.
+  /// device, its weights. The work that visit issues to a slice's stream may change them. Only for a step's
+  /// update, before the buffer's own: it does not wait for earlier work on the state, and takes the next tiles
+  /// of the pass over the disk (OffloadedState::begin_update). An observer sees state in tiles first.
   void visit_in_step(FlatBuffer& flat, const std::function<void(const ShardSlice&)>& visit);
   /// The one slice of a buffer whose state is in device or host memory.
   ShardSlice slice_in_step(FlatBuffer& flat);

@@ -11,6 +11,27 @@
 
 namespace tranche::detail {
 
+std::vector<const FlatBuffer*> visits_of_step(const StateStore& store, const Config& config,
+                                              const FlatUpdater& updater, const WholeMatrices& matrices) {
+  std::vector<const FlatBuffer*> visits;
+  for (const UnitState& unit : store.units()) {
+    std::vector<const FlatBuffer*> of_unit;
+    for (const FlatBuffer& flat : unit.buffers) {
+      if (flat.trainable && !flat.whole_matrices) of_unit.push_back(&flat);
+    }
+    // Early updates follow the backward pass.
+    const bool backward = config.update == UpdateTime::as_reduced;
+    visits.insert(backward ? visits.begin() : visits.end(), of_unit.begin(), of_unit.end());
+  }
+  if (updater.has_sums()) {
+    const std::vector<const FlatBuffer*> again = visits;
+    visits.insert(visits.end(), again.begin(), again.end());
+  }
+  const std::vector<const FlatBuffer*> of_matrices = matrices.visits();
+  visits.insert(visits.end(), of_matrices.begin(), of_matrices.end());
+  return visits;
+}
+
 StepBoundary::StepBoundary(StateStore& store, const Config& config, FlatUpdater& updater,
                            WholeMatrices& matrices, Communicator& ranks, const Mesh& mesh, Device& device,
                            const StepScalars& scalars, const PieceStatistics& pieces)
@@ -204,6 +225,7 @@ void StepBoundary::measure_pieces(std::span<const std::int64_t> tokens, Agreemen
 void StepBoundary::prepare(const OptimizerStep& step) {
   OffloadedState* const offload = store_.offload();
   Stream* const host = offload != nullptr ? &offload->host() : nullptr;
+  if (offload != nullptr) offload->begin_update();
   updater_.send_numbers(device_, compute_, host, step);
   if (!updater_.has_sums()) return;
   updater_.clear_sums(compute_, host);
@@ -218,18 +240,14 @@ void StepBoundary::prepare(const OptimizerStep& step) {
 void StepBoundary::update(const OptimizerStep& step) {
   prepare(step);
   // Updates of offloaded state go on while the device updates its own.
-  if (OffloadedState* const offload = store_.offload()) {
-    offload->begin_update();
-    for (FlatBuffer* flat : store_.trainable()) {
-      if (flat->optimizer_tier != OffloadTier::none && !flat->empty() && !flat->whole_matrices) {
-        update_tiles(*flat, step);
-      }
+  for (FlatBuffer* flat : store_.trainable()) {
+    if (flat->optimizer_tier != OffloadTier::none && !flat->empty() && !flat->whole_matrices) {
+      update_tiles(*flat, step);
     }
-    offload->end_update();
   }
   for (FlatBuffer* flat : store_.trainable()) update_on_device(*flat, step);
   matrices_.update(step);
-  finish_offloaded();
+  end_update();
 }
 
 void StepBoundary::finish_offloaded() {
@@ -245,7 +263,6 @@ void StepBoundary::finish_offloaded() {
 
 void StepBoundary::begin_update(const OptimizerStep& step) {
   prepare(step);
-  if (OffloadedState* const offload = store_.offload()) offload->begin_update();
 }
 
 void StepBoundary::update(FlatBuffer& flat, const OptimizerStep& step) {

@@ -19,6 +19,11 @@
 
 namespace tranche::detail {
 
+/// The buffers in the order in which a step visits their state. With the update at the boundary a rule with
+/// sums visits each before its update, and so do buffers of whole matrices.
+std::vector<const FlatBuffer*> visits_of_step(const StateStore& store, const Config& config,
+                                              const FlatUpdater& updater, const WholeMatrices& matrices);
+
 class StepBoundary {
  public:
   /// All arguments outlive it. `ranks` are those whose gradients make the step.

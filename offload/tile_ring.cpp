@@ -105,17 +105,26 @@ struct TileRing::Impl {
     to.enqueue(name, [duty = std::make_shared<Duty>(flow), work = std::move(work)] { work(duty->begin()); });
   }
 
-  /// Records the flow's disk requests in a simulation: the read of a tile starts when its buffer's previous
-  /// tile has been written.
-  void record_read(std::size_t index) {
-    const TileRef& ref = tiles[index];
-    RecordedWork work;
-    work.kind = WorkKind::disk_read;
-    work.name = name_of(work.kind);
-    work.detail = "optimizer tile";
-    work.bytes_read = static_cast<double>(reads ? ref.region->bytes_of(ref.tile) : 0);
-    const Event& free = buffer_free[buffer_of(index)];
-    tile_read[buffer_of(index)] = options.recorder->add(read_lane, std::move(work), {&free, 1});
+  /// Records the disk requests of a simulation, once `closed` tiles of the pass have been closed. Like
+  /// TileFlow::start_reads(), a read starts in its order, when its buffer's previous tile has been written,
+  /// and an earlier visit of the same tile too.
+  void record_reads(std::size_t closed) {
+    const auto buffers = static_cast<std::size_t>(options.buffers);
+    for (; next_read < tiles.size() && next_read < closed + buffers; ++next_read) {
+      const TileRef& ref = tiles[next_read];
+      std::vector<Event> after{buffer_free[buffer_of(next_read)]};
+      for (std::size_t i = next_read - std::min(next_read, buffers - 1); i < next_read; ++i) {
+        if (tiles[i].region != ref.region || tiles[i].tile != ref.tile) continue;
+        if (i >= closed) return;
+        after.push_back(buffer_free[buffer_of(i)]);
+      }
+      RecordedWork work;
+      work.kind = WorkKind::disk_read;
+      work.name = name_of(work.kind);
+      work.detail = "optimizer tile";
+      work.bytes_read = static_cast<double>(reads ? ref.region->bytes_of(ref.tile) : 0);
+      tile_read[buffer_of(next_read)] = options.recorder->add(read_lane, std::move(work), after);
+    }
   }
   void record_write(const TileRef& ref, Stream& from, bool write) {
     RecordedWork work;
@@ -125,8 +134,7 @@ struct TileRing::Impl {
     work.bytes_written = static_cast<double>(write ? ref.region->bytes_of(ref.tile) : 0);
     const Event worked = from.record();
     buffer_free[buffer_of(opened - 1)] = options.recorder->add(write_lane, std::move(work), {&worked, 1});
-    const std::size_t next = opened - 1 + static_cast<std::size_t>(options.buffers);
-    if (next < tiles.size()) record_read(next);
+    record_reads(opened);
   }
   std::size_t buffer_of(std::size_t index) const {
     return (static_cast<std::size_t>(position) + index) % static_cast<std::size_t>(options.buffers);
@@ -143,6 +151,7 @@ struct TileRing::Impl {
   bool reads = true;
   std::vector<TileRef> tiles;  // of the current pass
   std::size_t opened = 0;      // number of tiles opened in the pass
+  std::size_t next_read = 0;   // only with a recorder: the first tile whose read is not recorded
   bool tile_is_open = false;
   std::int64_t position = 0;  // of the pass's first tile, see TileFlow
   Stream* stream = nullptr;   // of the pass, after its first use
@@ -209,12 +218,10 @@ void TileRing::begin(std::vector<TileRef> tiles, bool read) {
   if (self.flow) self.position = self.flow->add(self.file.file(), ranges, read);
   self.reads = read;
   self.tiles = std::move(tiles);
-  self.opened = 0;
+  self.opened = self.next_read = 0;
   self.stream = nullptr;
   self.in_pass = true;
-  for (std::size_t i = 0; self.options.recorder != nullptr && i < self.buffers.size(); ++i) {
-    if (i < self.tiles.size()) self.record_read(i);
-  }
+  if (self.options.recorder != nullptr) self.record_reads(0);
 }
 
 TileMemory TileRing::open(Stream& stream) {
