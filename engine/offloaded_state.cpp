@@ -15,7 +15,7 @@ namespace tranche::detail {
 
 namespace {
 
-/// For a plan's simulation: what streams are given besides kernels and copies.
+/// Records a transfer of the disk for a plan's simulation.
 void note_disk(Stream& stream, WorkKind kind, const std::string& unit, std::int64_t bytes) {
   if (stream.recorder() == nullptr) return;
   RecordedWork work;
@@ -56,7 +56,7 @@ OffloadedState::OffloadedState(const Config& config, const Residency& residency,
   swap_ = std::make_unique<SwapFile>(options.swap, files, ledger);
 }
 
-/// Streams that work on the slots end before these go, also where the store could not be made.
+/// Ends the streams that work on the slots before the slots are freed, also if the engine was not made.
 OffloadedState::~OffloadedState() {
   host_.reset();
   disk_writes_.reset();
@@ -64,7 +64,7 @@ OffloadedState::~OffloadedState() {
   for (Stream* stream : {&link_.from_host_stream(), &link_.to_host_stream()}) {
     try {
       stream->synchronize();
-    } catch (...) {  // whoever used what failed has the error
+    } catch (...) {  // the user of the failed work has the error
     }
   }
 }
@@ -141,7 +141,7 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units,
     for (int i = 0; i < count; ++i) {
       into.push_back(
           {AlignedBuffer(resources_.host_memory, round_up(bytes, io_alignment), category, tag), {}});
-      // Pages are made here, once; and what goes to the disk beyond the last element is defined.
+      // This touches all pages once, and defines the bytes that are written beyond the last element.
       if (!simulated()) {
         std::memset(into.back().memory.data(), 0, static_cast<std::size_t>(into.back().memory.bytes()));
       }
@@ -193,13 +193,13 @@ int OffloadedState::more_tile_buffers(const std::vector<UnitState>& units, std::
 }
 
 void OffloadedState::close() noexcept {
-  if (ring_) ring_->abandon();  // of a pass that an error left open, while its stream lives
+  if (ring_) ring_->abandon();  // ends a pass that an error left open, while its stream exists
   for (Stream* stream : {host_.get(), disk_writes_.get(), disk_reads_.get(), &link_.from_host_stream(),
                          &link_.to_host_stream()}) {
     if (stream == nullptr) continue;
     try {
       stream->synchronize();
-    } catch (...) {  // whoever used what failed has the error
+    } catch (...) {  // the user of the failed work has the error
     }
   }
 }
@@ -253,7 +253,7 @@ const ShardSlice& OffloadedState::open_weights(FlatBuffer& flat, const ShardSlic
     worker.wait(open_.host->free);
     data = open_.host->memory.data();
   } else if (flat.master || flat.tiles.elements > 0) {
-    data = residency_.parameters(flat, slice.range).data;  // straight to where they live
+    data = residency_.parameters(flat, slice.range).data;  // written in place
   }
   open_.slice.weight = {data, config_.precision.compute, Shape{slice.range.size()}};
   if (slice.on_host) {
@@ -269,14 +269,14 @@ void OffloadedState::close_weights() {
   Stream& worker = *slice.stream;
   if (slice.on_host) {
     worker.enqueue("updated " + flat.name, [begun = open_.begun, sum = update_seconds_] {
-      sum->fetch_add(seconds_now() - *begun);  // taken by the issuing thread now and then
+      sum->fetch_add(seconds_now() - *begun);  // report() takes it
     });
   }
   const std::int64_t width = size_of(config_.precision.compute), bytes = slice.range.size() * width;
   const std::int64_t first = slice.range.begin - flat.shard().begin;
   Event written = worker.record();
   if (flat.parameters_tier == OffloadTier::none) {
-    // Kernels of the step before, and peers, read the old weights.
+    // Kernels of the previous step and peers may still read the old weights.
     const std::vector<Event> ready{written, compute_.record(), flat.gather_done};
     open_.host->free = flat.shard_ready =
         link_.copy_from_host(residency_.parameters(flat, slice.range).data, slice.weight.data, bytes, ready);

@@ -74,8 +74,8 @@ void StepBoundary::count(StepRecord& mine, std::vector<std::int64_t>& tokens) {
     kernels::gradient_statistics(compute_, store_.residency().gradients(flat, flat.owned()),
                                  scalars_.statistics() + i);
   }
-  // Defaults stay in place where no kernel writes (the meta device): clean flags, nominal tokens, and a norm
-  // that is not zero.
+  // On the meta device no kernel writes these, and the initial values remain: no flags, nominal tokens, and a
+  // norm that is not zero.
   std::vector<double> losses(static_cast<std::size_t>(micro_batches), 0.0);
   std::vector<kernels::GradientStatistics> statistics(count);
   device_.copy_to_host(compute_, losses.data(), scalars_.losses(), micro_batches * 8);
@@ -104,8 +104,8 @@ void StepBoundary::count(StepRecord& mine, std::vector<std::int64_t>& tokens) {
 }
 
 void StepBoundary::hash_calls(StepRecord& mine) const {
-  // Ranks that hold the same buffers make the same calls in each of their groups, and all make those of all
-  // ranks.
+  // All ranks make the same calls in the group of all ranks. In the groups of buffers those make the same
+  // calls that hold the same buffers.
   mine.sequence_hash = ranks_.sequence_hash();
   std::vector<const Communicator*> hashed{&ranks_, nullptr};
   for (const FlatBuffer* flat : store_.trainable()) {
@@ -134,8 +134,7 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nomina
   std::vector<std::int64_t> tokens(static_cast<std::size_t>(config_.accumulation_steps), nominal_tokens);
   count(mine, tokens);
   hash_calls(mine);
-  // One exchange carries everything. Without peers that answer (a plan) every rank is taken to say what this
-  // one says.
+  // One exchange has all records. In a plan no peer answers, and all ranks are assumed to have this record.
   const auto rank_count = static_cast<std::size_t>(ranks_.size());
   Agreement all;
   all.records.assign(rank_count, mine);
@@ -204,7 +203,7 @@ void StepBoundary::measure_pieces(std::span<const std::int64_t> tokens, Agreemen
     mine.squares.add(squares[p].value() / static_cast<double>(of_piece[p]));
     ++mine.count;
   }
-  // Without peers that answer (a plan) every data rank is taken to say what this one says.
+  // In a plan no peer answers, and all data ranks are assumed to have this one's figures.
   std::vector<Pieces> pieces(static_cast<std::size_t>(mesh_.data_ranks()), mine);
   std::vector<Pieces> received(ranks_.simulated() ? 1 : static_cast<std::size_t>(ranks_.size()));
   ranks_
@@ -273,13 +272,13 @@ void StepBoundary::update(FlatBuffer& flat, const OptimizerStep& step) {
 
 void StepBoundary::end_update() {
   if (OffloadedState* const offload = store_.offload()) offload->end_update();
-  finish_offloaded();  // now that no reduction can wait for the gathers, which wait for updates
+  finish_offloaded();  // last, because reductions behind these gathers would wait for the updates, too
 }
 
 void StepBoundary::update_on_device(FlatBuffer& flat, const OptimizerStep& step) {
   if (flat.empty() || flat.optimizer_tier != OffloadTier::none || flat.whole_matrices) return;
   compute_.wait(
-      flat.gather_done);  // peers read the old weights of this shard, also of units that nobody held
+      flat.gather_done);  // peers may still read the old weights of this shard, whoever held the unit
   if (store_.residency().offloaded(flat)) return update_tiles(flat, step);
   const ShardSlice slice = store_.slice_in_step(flat);
   const auto apply = [&] { updater_.apply(step, flat, slice); };

@@ -149,11 +149,11 @@ TEST_F(HostState, NoDepthOfReadingAheadChangesABit) {
     OddRun never = run;
     never.offload = {};
     const kernels::Digest expected = trained(never, false);
-    for (const int buffers : {1, 2, 3, 64}) {
+    for (const int buffers : {3, 4, 64}) {
       for (const bool overlap : {true, false}) {
         run.offload.tile_buffers = buffers;
         run.overlap = overlap;
-        run.offload.host_state = buffers == 3 ? 200'000 : 0;
+        run.offload.host_state = buffers == 4 ? 200'000 : 0;
         EXPECT_EQ(trained(run, true), expected) << rule << " " << buffers;
       }
     }
