@@ -13,6 +13,7 @@
 #include "tests/tools/program_fixture.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
+#include "tranche/models/gpt.h"
 #include "tranche/planner/mesh_search.h"
 #include "tranche/planner/mesh_search_text.h"
 #include "tranche/planner/plan_text.h"
@@ -324,33 +325,60 @@ TEST(HostState, TheSearchRanksByWhatStays) {
             result.config.offload.host_state);
 }
 
-TEST(HostState, WhatStaysDecidesBetweenTheDiskAndTheDevice) {
+TEST(HostState, WhatStaysDecidesBetweenTheDiskAndComputingAgain) {
+  models::GptConfig gpt = models::GptConfig::preset("gpt-nano");
+  gpt.layers = 4;
+  gpt.heads = 4;
+  gpt.width = 512;
+  gpt.vocabulary = 4096;
+  gpt.positions = 128;
   FitRequest fit;
-  fit.plan = request_of(1, OffloadTier::none);
-  fit.plan.config.offload.optimizer = OffloadTier::none;
+  PlanRequest& plan = fit.plan;
+  plan = request_of(1, OffloadTier::none);
+  plan.model = {};
+  plan.model.name = "wide";
+  plan.model.language = std::make_shared<models::Gpt>(gpt);
+  plan.sequence = 128;
+  plan.config.micro_batch_size = plan.config.train_batch_size = 8;
+  plan.config.offload.tile_elements = 1 << 18;
   fit.keep_micro_batch = fit.keep_parameters_tier = true;
-  fit.budget = std::int64_t{1} << 30;
-  fit.seconds = [&](const PlanRequest& candidate) {  // the disk's own time, or one second without it
-    const OffloadTier tier = candidate.config.offload.optimizer;
-    StepCost cost = step_cost(candidate, fit.rates);
-    cost.other = tier == OffloadTier::nvme ? 0 : tier == OffloadTier::none ? 1 : 10;
-    return cost;
+  const auto with = [&](OffloadTier tier, bool again) {
+    PlanRequest request = plan;
+    request.config.offload.optimizer = tier;
+    request.config.activation_checkpointing = again;
+    return request;
   };
-  fit.rates.operations = 1e15;
+  // All on the device does not fit; with the state on disk it does, or if activations are computed again.
+  const PlanResult disk = plan_run(with(OffloadTier::nvme, false));
+  fit.budget = std::max(disk.tier(Tier::device).peak,
+                        plan_run(with(OffloadTier::none, true)).tier(Tier::device).peak);
+  ASSERT_LT(fit.budget, plan_run(with(OffloadTier::none, false)).tier(Tier::device).peak);
+  // Three seconds of computing, of which one may hide the disk's 2.4.
+  const std::int64_t all = disk.state.asked_on_nvme, some = all * 2 / 5;
+  fit.rates.operations *= step_cost(with(OffloadTier::none, false), fit.rates).compute / 3;
+  fit.rates.nvme = static_cast<double>(all) / 1.2;
   fit.rates.host_link = fit.rates.host_update = 1e15;
-  PlanRequest disk = request_of(1, OffloadTier::none);
-  const PlanResult none = plan_run(disk);
-  const std::int64_t all = none.state.asked_on_nvme;
-  // All state is read and written in two seconds; what does not stay takes less than one.
-  fit.rates.nvme = static_cast<double>(all);
+  const auto seconds = [&](PlanRequest request, std::int64_t stays) {
+    request.config.offload.host_state = stays;
+    return step_cost(request, fit.rates).total();
+  };
+  const double again = seconds(with(OffloadTier::none, true), 0);
+  ASSERT_GT(seconds(with(OffloadTier::nvme, false), 0), again);
+  ASSERT_LT(seconds(with(OffloadTier::nvme, false), some), again);
   const auto chosen = [&](std::int64_t stays) {
-    fit.plan.host_memory = limit(none.tier(Tier::host).peak + stays);
+    plan.host_memory = limit(disk.tier(Tier::host).peak + stays);
+    EXPECT_GT(host_peak(with(OffloadTier::cpu, false), 0), plan.host_memory.bytes) << "not in host memory";
     const FitResult result = find_fit(fit);
     EXPECT_TRUE(result.fits);
+    const MeshSearchResult mesh = search_meshes({.fit = fit});
+    EXPECT_TRUE(mesh.fits);
+    EXPECT_EQ(mesh.config.offload.optimizer, result.config.offload.optimizer);
+    EXPECT_EQ(mesh.config.offload.host_state, result.config.offload.host_state);
+    EXPECT_DOUBLE_EQ(mesh.chosen.seconds, result.ladder[result.chosen].cost.total());
     return result.config.offload.optimizer;
   };
   EXPECT_EQ(chosen(0), OffloadTier::none);
-  EXPECT_EQ(chosen(all * 3 / 4), OffloadTier::nvme);
+  EXPECT_EQ(chosen(some), OffloadTier::nvme);
 }
 
 TEST(HostState, AMeshIsRankedByWhatStays) {
