@@ -19,8 +19,8 @@
 
 namespace tranche::detail {
 
-/// The buffers in the order in which a step visits their state. With the update at the boundary a rule with
-/// sums visits each before its update, and so do buffers of whole matrices.
+/// The buffers in the order in which a step visits their state. A rule with sums visits each buffer once more
+/// before all updates, and one of whole matrices is visited before its messages too.
 std::vector<const FlatBuffer*> visits_of_step(const StateStore& store, const Config& config,
                                               const FlatUpdater& updater, const WholeMatrices& matrices);
 
@@ -78,7 +78,8 @@ class StepBoundary {
   /// Collective. Sums the squares of gradients that were reduced separately. `tokens`: of this rank's
   /// micro-batches.
   void measure_pieces(std::span<const std::int64_t> tokens, Agreement& all);
-  /// Sends the step's numbers to where updates read them, and for a rule with sums these too.
+  /// Starts the pass over the disk, and sends the step's numbers to where updates read them. For a rule with
+  /// sums it computes these and sends them as well.
   void prepare(const OptimizerStep& step);
   /// Starts the gathers of new weights, once all updates of offloaded state have been issued.
   void finish_offloaded();
