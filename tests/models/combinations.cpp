@@ -120,9 +120,6 @@ Combination continued_from(const Combination& before, bool plain) {
   offload.optimizer = offload.optimizer == OffloadTier::none  ? OffloadTier::cpu
                       : offload.optimizer == OffloadTier::cpu ? OffloadTier::nvme
                                                               : OffloadTier::none;
-  const std::string& type = c.config.optimizer.type;
-  const bool looks_first = c.rule == Rule::own || type == "Lamb";
-  if (looks_first && offload.optimizer == OffloadTier::nvme) offload.optimizer = OffloadTier::none;
   offload.parameters = c.config.stage == 3 && c.pipeline == 1 ? OffloadTier::nvme : OffloadTier::none;
   return c;
 }
