@@ -202,37 +202,64 @@ TEST_F(HostState, FortyDrawnBudgetsAreWhatIsPlanned) {
   EXPECT_GT(partly, 15) << "draws that keep a part";
 }
 
+/// Elements of a unit's flat buffer of trained or frozen tensors on one rank.
+std::int64_t padded_elements(const UnitSpec& unit, bool frozen) {
+  std::int64_t elements = 0;
+  for (const TensorSpec& tensor : unit.tensors) {
+    if ((tensor.name == odd_frozen_tensor) == frozen) elements += (tensor.shape.elements() + 63) / 64 * 64;
+  }
+  return (elements + 255) / 256 * 256;
+}
+
 TEST_F(HostState, AHomeAndAReadAheadBufferTakeWhatTheBudgetSays) {
   // The unit "wider" has 12297 + 8197 elements; "wide" 8269; what is left of the budget is tiles.
   OddRun run = run_of(1, false);
-  std::int64_t before = 0;
+  std::int64_t stays = 0;
   const auto host_peak = [&](std::int64_t bytes) {
     run.offload.host_state = bytes;
     std::int64_t peak = 0;
     on_tiled_ranks(run, [&](Engine& engine, Runtime& runtime) {
       (void)one_step(engine, runtime);
       peak = runtime.ledger().account(Tier::host).peak;
+      stays = engine.state_bytes().stay_in_host;
     });
     return peak;
   };
-  before = host_peak(0);
+  const std::int64_t before = host_peak(0);
   constexpr std::int64_t tile = 3 * 4096 * 4;
   // All but the two large units stay; beside them one more tile fits.
-  run.offload.host_state = 0;
   std::int64_t small = 0;
-  on_tiled_ranks(run, [&](Engine& engine, Runtime&) {
-    for (const UnitSpec& unit : engine.model().units()) {
-      std::int64_t elements = 0;
-      for (const TensorSpec& tensor : unit.tensors) {
-        if (tensor.name != odd_frozen_tensor) elements += (tensor.shape.elements() + 63) / 64 * 64;
-      }
-      elements = (elements + 255) / 256 * 256;
-      if (elements < 4096) small += 12 * elements;
-    }
-  });
+  const ModelSpec model = tiled_model();
+  for (const UnitSpec& unit : model.units()) {
+    const std::int64_t elements = padded_elements(unit, false);
+    if (elements < 4096) small += 12 * elements;
+  }
   EXPECT_EQ(host_peak(small), before + small);
+  EXPECT_EQ(stays, small);
+  EXPECT_LT(host_peak(small - 1), before + small);
+  EXPECT_LT(stays, small - 1);
   EXPECT_EQ(host_peak(small + tile), before + small) << "a buffer takes a little more than a tile";
   EXPECT_EQ(host_peak(small + tile + 4096), before + small + tile + 4096);
+  EXPECT_EQ(stays, small);
+}
+
+TEST_F(HostState, AllWeightsStayInTheirBytesAndNotInOneLess) {
+  OddRun run = run_of(1, true);
+  std::int64_t weights = 0, last = 0;
+  const ModelSpec model = tiled_model();
+  for (const UnitSpec& unit : model.units()) {
+    for (const bool frozen : {false, true}) {
+      const std::int64_t bytes = 2 * padded_elements(unit, frozen);  // bf16
+      weights += bytes;
+      if (bytes > 0) last = bytes;
+    }
+  }
+  const auto stays = [&](std::int64_t bytes) {
+    run.offload.host_state = bytes;
+    return bytes_of_state(run).stay_in_host;
+  };
+  EXPECT_EQ(stays(weights), weights);
+  EXPECT_EQ(stays(weights - 1), weights - last);
 }
 
 TEST_F(HostState, EveryRuleTakesBuffersToReadAhead) {
