@@ -447,7 +447,7 @@ TEST_F(HostState, AFullDiskIsNamedAndLosesNothing) {
         &files);
     return digest;
   };
-  // What stays in host memory takes no room on the disk.
+  // State that stays in host memory takes no room on the disk.
   files.set_free_bytes(20'000);
   EXPECT_THAT(message_of<Error>(starts), AllOf(HasSubstr("the nvme tier"), HasSubstr("19.53 KiB (20000 B)"),
                                                HasSubstr(run.offload.nvme_path)));
