@@ -105,8 +105,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       run_record(runtime_in, config, *optimizer, progress, rule, scaler, reducer),
       loader(runtime_in, config, store, optimizer->name(), session, progress, base, run_record),
       sequence(runtime_in, config, model,
-               {store, *arena, recorder, gatherer, reducer, scalars, data_groups, boundary},
-               breakdown) {
+               {store, *arena, recorder, gatherer, reducer, scalars, data_groups, boundary}, breakdown) {
   reducer.on_complete([this](FlatBuffer& flat) { sequence.early().complete(flat); });
   if (config.debug.poison_memory) arena->poison_with(make_poison_fill(runtime.device()));
   if (config.workspace_bytes == 0) {

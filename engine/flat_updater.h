@@ -32,8 +32,8 @@ class FlatUpdater {
   /// True when updates are the same work in every step, because the numbers that change are in device memory.
   bool replayable() const { return stride_ > 0; }
 
-  /// Allocates device memory for numbers and sums. `whole`: a rank keeps more than its own share of the optimizer
-  /// state.
+  /// Allocates device memory for numbers and sums. `whole`: a rank keeps more than its own share of the
+  /// optimizer state.
   void allocate(MemoryResource& memory, bool whole);
   /// Copies the numbers of a step to where updates read them: to device memory on `compute`, and to host
   /// memory on `host`, which is null without offloaded state.
@@ -51,8 +51,8 @@ class FlatUpdater {
   void exchange_sums(Device& device, Stream& compute, Stream* host, Communicator& all_ranks);
 
   /// Issues Optimizer::apply() to the slice's stream. `fresh_weights`: the memory of the weights held
-  /// something else before, so padding is set to zero. `message`: the result for a part of one tensor that was
-  /// computed as a whole matrix.
+  /// something else before, so padding is set to zero. `message`: the result for a part of one tensor that
+  /// was computed as a whole matrix.
   void apply(const OptimizerStep& step, const FlatBuffer& flat, const ShardSlice& slice,
              bool fresh_weights = false, const TensorView& message = {});
 

@@ -61,9 +61,9 @@ class OffloadedState {
   // --- Start and end ---
   /// Allocates memory and disk space for one buffer's state.
   void allocate(FlatBuffer& flat);
-  /// Makes buffers, streams and files, once allocate() has been called for all units. `visits`: the buffers in
-  /// the order in which a step goes through their state (visits_of_step()). Returns the reason why block I/O
-  /// uses threads, if io_uring was requested or possible but cannot be used.
+  /// Makes buffers, streams and files, once allocate() has been called for all units. `visits`: the buffers
+  /// in the order in which a step goes through their state (visits_of_step()). Returns the reason why block
+  /// I/O uses threads, if io_uring was requested or possible but cannot be used.
   std::string prepare(std::vector<UnitState>& units, std::span<const FlatBuffer* const> visits);
   /// Null without the nvme tier.
   SwapFile* swap() const { return swap_.get(); }
@@ -78,8 +78,8 @@ class OffloadedState {
   /// Copies the main gradient of this rank's range to host memory after its reduction, and computes its
   /// statistics (in device memory).
   void send_gradients(FlatBuffer& flat, kernels::GradientStatistics* statistics);
-  /// Copies this rank's shard of the parameters to `place` in device memory, once `ready` have passed. Returns
-  /// the end of the copy.
+  /// Copies this rank's shard of the parameters to `place` in device memory, once `ready` have passed.
+  /// Returns the end of the copy.
   Event fetch_shard(FlatBuffer& flat, void* place, std::vector<Event> ready);
   // An update of state, or of parameters, that live off the device:
   //     begin_update();
@@ -90,8 +90,8 @@ class OffloadedState {
   //       close_tile();
   //     }
   //     end_update();
-  // Buffers of whole matrices are visited before they are updated, too. All buffers are visited and updated in
-  // the order that prepare() was given.
+  // Buffers of whole matrices are visited before they are updated, too. All buffers are visited and updated
+  // in the order that prepare() was given.
   /// Starts the pass over the state on disk: the first tiles are read from now on, as many as there are
   /// buffers. Does nothing if the pass has begun.
   void begin_update();
@@ -116,8 +116,8 @@ class OffloadedState {
 
   // --- Between steps ---
   /// Calls visit for each tile that overlaps `range`, in host memory. The tile is read from the disk before
-  /// (`read`) and written back after (`write`); the writes are done on return. Abandons the pass of a step that
-  /// has not been updated yet.
+  /// (`read`) and written back after (`write`); the writes are done on return. Abandons the pass of a step
+  /// that has not been updated yet.
   void visit_tiles(FlatBuffer& flat, ElementRange range, bool read, bool write,
                    const std::function<void(const ShardSlice&)>& visit);
   /// Waits until the issued updates of offloaded state are done.

@@ -57,8 +57,8 @@ class Residency {
   bool whole_optimizer(const FlatBuffer& flat) const {
     return config_.stage == 0 || (flat.layout.ranks() == 1 && !over_replicas(flat));
   }
-  /// True when the main gradient covers the whole buffer: it is the local accumulator, or stage 0 keeps all of
-  /// it.
+  /// True when the main gradient covers the whole buffer: it is the local accumulator, or stage 0 keeps all
+  /// of it.
   bool whole_gradients(const FlatBuffer& flat) const {
     return whole_optimizer(flat) || policy(flat) == ReductionPolicy::boundary;
   }
@@ -74,8 +74,8 @@ class Residency {
   }
   /// True when some of the unit's parameters must be gathered before they can be used.
   bool gathers(const UnitState& unit) const;
-  /// True when the main gradient takes step memory and has no buffer of its own: the step has one micro-batch,
-  /// and the gradient leaves the device as soon as it is reduced.
+  /// True when the main gradient takes step memory and has no buffer of its own: the step has one
+  /// micro-batch, and the gradient leaves the device as soon as it is reduced.
   bool transient_gradients(const FlatBuffer& flat) const {
     return !keeps_last_use(flat) && flat.optimizer_tier != OffloadTier::none &&
            config_.accumulation_steps == 1;
@@ -85,8 +85,8 @@ class Residency {
     return flat.optimizer_tier != OffloadTier::none || flat.parameters_tier != OffloadTier::none;
   }
   bool offloaded(const UnitState& unit) const;
-  /// True when training uses weights that were rounded to int8 blocks. Frozen weights stay exact, because they
-  /// have no master weights.
+  /// True when training uses weights that were rounded to int8 blocks. Frozen weights stay exact, because
+  /// they have no master weights.
   bool quantizes(const FlatBuffer& flat) const { return config_.quantized_weights && flat.trainable; }
   /// True when its gradients are sent as int8 blocks. Gradients that are added by use are rounded to the
   /// communication dtype instead, on every mesh, because blocks of a sum differ from the sum of blocks.

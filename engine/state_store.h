@@ -97,8 +97,8 @@ class StateStore {
   ShardSlice slice(FlatBuffer& flat, ElementRange range);
   /// Calls visit for slices of all state that this rank keeps of a buffer, with its main gradient and, on the
   /// device, its weights. The work that visit issues to a slice's stream may change them. Only for a step's
-  /// update, before the buffer's own: it does not wait for earlier work on the state, and takes the next tiles
-  /// of the pass over the disk (OffloadedState::begin_update). An observer sees state in tiles first.
+  /// update, before the buffer's own: it does not wait for earlier work on the state, and takes the next
+  /// tiles of the pass over the disk (OffloadedState::begin_update). An observer sees state in tiles first.
   void visit_in_step(FlatBuffer& flat, const std::function<void(const ShardSlice&)>& visit);
   /// All state that this rank keeps of a buffer, which must be in device or host memory, with its gradient.
   ShardSlice slice_in_step(FlatBuffer& flat);
@@ -123,8 +123,8 @@ class StateStore {
   /// Only the gathers of publish(). If weights are sent as int8 blocks and a rank keeps all of them, it
   /// trains with the values of the blocks, also if it is the only rank.
   void gather_updated(FlatBuffer& flat, const char* phase);
-  /// Rounds weights from the master weights again where a rank keeps all of them and int8 blocks have replaced
-  /// them. A skipped step, which writes no weights, needs this.
+  /// Rounds weights from the master weights again where a rank keeps all of them and int8 blocks have
+  /// replaced them. A skipped step, which writes no weights, needs this.
   void restore_weights(FlatBuffer& flat);
   /// Gives weights that a rank keeps whole the values of int8 blocks (training), or of the master weights
   /// (everything else), if they have the other ones. Collective like publish().

@@ -39,8 +39,8 @@ class StepBoundary {
     std::vector<StepRecord> records;  ///< by rank
     double loss_sum = 0;              ///< rounded once
     std::int64_t tokens = 0;
-    /// With tranche.gradient_noise_scale: the number of gradients that were reduced separately and saw tokens,
-    /// and the sum of their squares, each divided by its tokens; rounded once.
+    /// With tranche.gradient_noise_scale: the number of gradients that were reduced separately and saw
+    /// tokens, and the sum of their squares, each divided by its tokens; rounded once.
     std::int64_t pieces = 0;
     double squares_of_pieces = 0;
     double sum_of_squares = 0;  ///< of the main gradient, rounded once; infinite where it is not finite
@@ -48,18 +48,18 @@ class StepBoundary {
         non_finite;  ///< place of the first infinity or NaN of the main gradient; empty: there is none
   };
   /// Collective. Adds losses, tokens and the statistics of this rank's share of the main gradient to `mine`,
-  /// and exchanges the records of all ranks. `nominal_tokens`: the tokens of a micro-batch on the meta device,
-  /// where no kernel counts them. Waits for the compute stream. Throws CommunicationError naming a rank that
-  /// issued other collectives than rank 0 in `step`.
+  /// and exchanges the records of all ranks. `nominal_tokens`: the tokens of a micro-batch on the meta
+  /// device, where no kernel counts them. Waits for the compute stream. Throws CommunicationError naming a
+  /// rank that issued other collectives than rank 0 in `step`.
   Agreement agree(StepRecord mine, std::int64_t nominal_tokens, std::int64_t step);
 
   /// Issues the update of all state, and the gathers of new weights. A skipped step issues the same work
-  /// without effect, because memory and traffic never depend on data. Collective over each buffer's group, and
-  /// with a rule with sums over all ranks.
+  /// without effect, because memory and traffic never depend on data. Collective over each buffer's group,
+  /// and with a rule with sums over all ranks.
   void update(const OptimizerStep& step);
   /// The same buffer by buffer (tranche.update: as_reduced), for rules without sums and whole matrices. The
-  /// order is the same on all ranks of a group, and each buffer's gradient is complete once the issued work is
-  /// done.
+  /// order is the same on all ranks of a group, and each buffer's gradient is complete once the issued work
+  /// is done.
   void begin_update(const OptimizerStep& step);
   void update(FlatBuffer& flat, const OptimizerStep& step);
   void end_update();

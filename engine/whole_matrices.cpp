@@ -106,7 +106,7 @@ std::vector<const FlatBuffer*> WholeMatrices::visits() const {
   std::vector<const FlatBuffer*> visits;
   const std::size_t count = plan_.exchanges.size();
   for (std::size_t i = 0; i < count + 2; ++i) {
-    if (i < count) visits.push_back(plan_.exchanges[i].flat);           // begin()
+    if (i < count) visits.push_back(plan_.exchanges[i].flat);          // begin()
     if (i - 2 < count) visits.push_back(plan_.exchanges[i - 2].flat);  // finish()
   }
   return visits;

@@ -381,7 +381,8 @@ class MeshSearch {
       config.pipeline_schedule = "1f1b";
       config.pipeline_chunks = 0;
       // The same share of the state of all stages stays as of the fullest one.
-      host_state = static_cast<std::int64_t>(static_cast<double>(host_state) / case_at(one).shares.most_state);
+      host_state =
+          static_cast<std::int64_t>(static_cast<double>(host_state) / case_at(one).shares.most_state);
     }
     if (gathers_once) config.gather_for = GatherFor::step;
     return config;
@@ -642,8 +643,8 @@ class MeshSearch {
   }
 
   /// Lets state of a candidate that fits and has state on nvme stay in the host memory that its budget
-  /// leaves, once, where the configuration leaves that to `auto`. Returns true, with the candidate back in the
-  /// queue, if it takes longer than the bound said.
+  /// leaves, once, where the configuration leaves that to `auto`. Returns true, with the candidate back in
+  /// the queue, if it takes longer than the bound said.
   bool keep_in_host(Candidate one) {
     PlanRequest at = fit_.plan;
     at.config = config_of(one);

@@ -109,9 +109,8 @@ class Search {
     const OffloadConfig& offload = at.config.offload;
     if (!offload.uses_nvme() || offload.host_state >= 0) return;
     resolve_host_state(at);
-    const Peaks peaks = offload.host_state == 0
-                            ? Peaks{trial.peak, trial.host, trial.nvme}
-                            : peaks_of(plan(at.config, most_run_micro_batches).first);
+    const Peaks peaks = offload.host_state == 0 ? Peaks{trial.peak, trial.host, trial.nvme}
+                                                : peaks_of(plan(at.config, most_run_micro_batches).first);
     if (!within(peaks)) return;
     trial.peak = peaks.device;
     trial.host = peaks.host;

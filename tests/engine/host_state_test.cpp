@@ -395,8 +395,7 @@ TEST_F(HostState, AFailureOfAReadAheadIsNamedAndEndsTheRun) {
     const char* optimizer;
     UpdateTime update = UpdateTime::at_the_boundary;
   };
-  for (const Case& c :
-       {Case{"AdamW"}, Case{"Lamb"}, Case{"Muon"}, Case{"AdamW", UpdateTime::as_reduced}}) {
+  for (const Case& c : {Case{"AdamW"}, Case{"Lamb"}, Case{"Muon"}, Case{"AdamW", UpdateTime::as_reduced}}) {
     OddRun run = run_of(1, false);
     run.optimizer = c.optimizer;
     run.clipping = 0;
@@ -462,8 +461,11 @@ TEST_F(HostState, AFullDiskIsNamedAndLosesNothing) {
       [&](Engine& engine, Runtime& runtime) {
         (void)one_step(engine, runtime);
         engine.save(path("before"), {.wait = true});
-        files.inject(
-            {.operation = FileOperation::write, .nth = 1, .times = -1, .code = ENOSPC, .path_contains = "nvme"});
+        files.inject({.operation = FileOperation::write,
+                      .nth = 1,
+                      .times = -1,
+                      .code = ENOSPC,
+                      .path_contains = "nvme"});
         try {
           for (int step = 0; step < 2; ++step) (void)one_step(engine, runtime);
           (void)engine.state_digest();

@@ -209,8 +209,7 @@ class Training {
   CombinationOutcome& outcome_;
   std::unique_ptr<const LanguageModel> model_;
   struct Place {
-    Place(Engine& engine, std::int64_t time, bool ignored)
-        : data(time, 61, ignored), on_device(engine) {}
+    Place(Engine& engine, std::int64_t time, bool ignored) : data(time, 61, ignored), on_device(engine) {}
     TokenData data;
     DeviceBatch on_device;
   };

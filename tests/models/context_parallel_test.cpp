@@ -60,8 +60,8 @@ TEST(ContextParallelGpt, GradientsAreThoseOfOneRank) {
   }
 }
 
-// tranche.update: as_reduced has the bits of updates at the boundary of the same mesh. With 9 tokens the ranks'
-// parts hold padding, which no step counts.
+// tranche.update: as_reduced has the bits of updates at the boundary of the same mesh. With 9 tokens the
+// ranks' parts hold padding, which no step counts.
 TEST(ContextParallelGpt, EarlyUpdatesHaveTheBitsOfTheBoundary) {
   for (const auto& [ranks, mesh, stage, length] :
        {std::tuple(2, "context=2", 0, 16), std::tuple(2, "context=2", 3, 9),

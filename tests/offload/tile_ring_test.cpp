@@ -484,8 +484,9 @@ TEST(TileRingSimulated, RecordsThatATileIsReadAgainOnceItIsWritten) {
       reserve_region(swap, 4 * 1024, 1024, {4}, Category::optimizer, "states");  // four tiles
   swap.create();
   for (const int buffers : {3, 8}) {
-    TileRing ring({.buffers = buffers, .buffer_bytes = region.bytes_of(0), .recorder = options.recorder.get()},
-                  swap, nullptr, host);
+    TileRing ring(
+        {.buffers = buffers, .buffer_bytes = region.bytes_of(0), .recorder = options.recorder.get()}, swap,
+        nullptr, host);
     const std::size_t begun = options.recorder->work().size();
     std::vector<TileRef> twice = tiles_of(region);
     for (const TileRef& again : tiles_of(region)) twice.push_back(again);

@@ -320,7 +320,8 @@ TEST(HostState, TheSearchRanksByWhatStays) {
     chosen.config = result.config;
     return plan_run(chosen).state.stay_in_host;
   }());
-  EXPECT_THAT(fit_text(fit, result), HasSubstr("host state " + format_bytes(result.config.offload.host_state)));
+  EXPECT_THAT(fit_text(fit, result),
+              HasSubstr("host state " + format_bytes(result.config.offload.host_state)));
   EXPECT_EQ(json::parse(fit_json(fit, result))["ladder"][result.chosen]["host_state_bytes"],
             result.config.offload.host_state);
 }
@@ -350,8 +351,8 @@ TEST(HostState, WhatStaysDecidesBetweenTheDiskAndComputingAgain) {
   };
   // All on the device does not fit; with the state on disk it does, or if activations are computed again.
   const PlanResult disk = plan_run(with(OffloadTier::nvme, false));
-  fit.budget = std::max(disk.tier(Tier::device).peak,
-                        plan_run(with(OffloadTier::none, true)).tier(Tier::device).peak);
+  fit.budget =
+      std::max(disk.tier(Tier::device).peak, plan_run(with(OffloadTier::none, true)).tier(Tier::device).peak);
   ASSERT_LT(fit.budget, plan_run(with(OffloadTier::none, false)).tier(Tier::device).peak);
   // Three seconds of computing, of which one may hide the disk's 2.4.
   const std::int64_t all = disk.state.asked_on_nvme, some = all * 2 / 5;
@@ -443,9 +444,9 @@ TEST(HostState, PlansSayWhatStaysToTheByte) {
   EXPECT_THAT(plan({"--host-memory", "0"}), HasSubstr("auto finds no limit of host memory"));
   EXPECT_THAT(plan({"--host-state", "100KiB"}), HasSubstr("tranche.host_state is 100.00 KiB\n"));
   const auto search = [&](const char* ranks, const char* axes, const char* host_memory, bool as_json) {
-    std::vector<std::string> more{"--fit", "64MiB",  "--ranks",
-                                  ranks,   "--mesh", axes,
-                                  "--set", "tranche.workspace=8MiB", "--host-memory", host_memory};
+    std::vector<std::string> more{"--fit",         "64MiB",    "--ranks", ranks,
+                                  "--mesh",        axes,       "--set",   "tranche.workspace=8MiB",
+                                  "--host-memory", host_memory};
     if (as_json) more.emplace_back("--json");
     return plan(more);
   };

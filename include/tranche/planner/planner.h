@@ -183,10 +183,10 @@ struct FitResult {
 
 /// Searches the settings whose step_cost() is least among those that fit. It varies the stage, the reduction
 /// policy (if the configuration says `auto`), activation checkpointing, the chunked head, the tiers of
-/// optimizer state and parameters (nvme only if the configuration has a path), and the micro-batch. State that
-/// is requested on nvme stays in the host memory that the budget leaves (`tranche.host_state` auto), and its
-/// seconds count what stays. All ranks of the axis `tensor` must fit. Throws ConfigurationError on a mesh with
-/// a pipeline. Deterministic.
+/// optimizer state and parameters (nvme only if the configuration has a path), and the micro-batch. State
+/// that is requested on nvme stays in the host memory that the budget leaves (`tranche.host_state` auto), and
+/// its seconds count what stays. All ranks of the axis `tensor` must fit. Throws ConfigurationError on a mesh
+/// with a pipeline. Deterministic.
 FitResult find_fit(const FitRequest& request);
 
 }  // namespace tranche::planner
