@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -105,31 +106,36 @@ struct TileRing::Impl {
     to.enqueue(name, [duty = std::make_shared<Duty>(flow), work = std::move(work)] { work(duty->begin()); });
   }
 
-  /// Records the flow's disk requests in a simulation. The read of a tile starts when the previous tile in its
-  /// buffer has been written, or its lent memory is free.
-  void record_reads() {
-    for (std::size_t closed = opened; tile_read.size() < tiles.size();) {
+  /// Records the disk requests of a simulation, once `closed` tiles of the pass have been closed. Like
+  /// TileFlow::start_reads(), a read starts in its order, when its buffer's previous tile has been written or
+  /// its memory has been lent, and an earlier visit of the same tile has been written too.
+  void record_reads(std::size_t closed) {
+    while (tile_read.size() < tiles.size()) {
       const std::size_t index = tile_read.size();
       const bool lends = index >= own_tiles();
-      if (lends && lent[index - own_tiles()].after >= closed) return;
-      if (!lends && index >= closed + static_cast<std::size_t>(options.buffers)) return;
-      const Event& free = lends ? worked[lent[index - own_tiles()].after] : buffer_free[buffer_of(index)];
+      if (lends ? lent[index - own_tiles()].after >= closed : index >= closed + buffers.size()) return;
+      std::vector<Event> ready{lends ? worked[lent[index - own_tiles()].after] : buffer_free[buffer_of(index)]};
+      for (std::size_t i = lends ? 0 : index - std::min(index, buffers.size() - 1); i < index; ++i) {
+        if (tiles[i].region != tiles[index].region || tiles[i].tile != tiles[index].tile) continue;
+        if (i >= closed) return;
+        ready.push_back(tile_written[i]);
+      }
       const std::int64_t bytes = reads ? tiles[index].region->bytes_of(tiles[index].tile) : 0;
-      tile_read.push_back(record(read_lane, WorkKind::disk_read, bytes, free));
+      tile_read.push_back(record(read_lane, WorkKind::disk_read, bytes, ready));
     }
   }
   void record_write(std::size_t index) {
     const std::int64_t bytes = written[index] ? tiles[index].region->bytes_of(tiles[index].tile) : 0;
-    const Event done = record(write_lane, WorkKind::disk_write, bytes, worked[index]);
-    (index < own_tiles() ? buffer_free[buffer_of(index)] : lent_free[index - own_tiles()]) = done;
+    tile_written[index] = record(write_lane, WorkKind::disk_write, bytes, {&worked[index], 1});
+    if (index < own_tiles()) buffer_free[buffer_of(index)] = tile_written[index];
   }
-  Event record(int lane, WorkKind kind, std::int64_t bytes, const Event& ready) {
+  Event record(int lane, WorkKind kind, std::int64_t bytes, std::span<const Event> ready) {
     RecordedWork work;
     work.kind = kind;
     work.name = name_of(kind);
     work.detail = "optimizer tile";
     (kind == WorkKind::disk_read ? work.bytes_read : work.bytes_written) = static_cast<double>(bytes);
-    return options.recorder->add(lane, std::move(work), {&ready, 1});
+    return options.recorder->add(lane, std::move(work), ready);
   }
 
   /// The number of tiles of the pass that use the ring's buffers.
@@ -160,7 +166,7 @@ struct TileRing::Impl {
   // These are used with a recorder only.
   int read_lane = 0, write_lane = 0;
   std::vector<Event> buffer_free;                  // by buffer
-  std::vector<Event> tile_read, worked, lent_free;  // by tile of the pass
+  std::vector<Event> tile_read, worked, tile_written;  // by tile of the pass
   std::vector<bool> written;                       // by tile of the pass
 };
 
@@ -202,12 +208,17 @@ void TileRing::begin(std::vector<TileRef> tiles, bool read, std::vector<LentMemo
   if (lent.size() > tiles.size()) throw InvalidArgument("tile ring: more memory is lent than there are tiles");
   const std::size_t own = tiles.size() - lent.size();
   std::vector<TileFlow::Tile> ranges;
+  std::set<std::pair<const TileRegion*, std::int64_t>> in_lent;
   ranges.reserve(tiles.size());
   for (const TileRef& ref : tiles) {
     const LentMemory* const place = ranges.size() < own ? nullptr : &lent[ranges.size() - own];
     if (place != nullptr && place->after >= ranges.size()) {
       throw InvalidArgument(fmt::format("tile ring: the memory of tile {} is lent after tile {}", ranges.size(),
                                         place->after));
+    }
+    if (place != nullptr && !in_lent.emplace(ref.region, ref.tile).second) {
+      throw InvalidArgument(
+          fmt::format("tile ring: tile {} is visited twice in lent memory", ranges.size()));
     }
     const std::int64_t room = place == nullptr ? self.options.buffer_bytes : place->bytes;
     if (ref.region == nullptr || ref.tile < 0 || ref.tile >= ref.region->tiles()) {
@@ -237,8 +248,8 @@ void TileRing::begin(std::vector<TileRef> tiles, bool read, std::vector<LentMemo
   self.tile_read.clear();
   self.worked.clear();
   self.written.clear();
-  self.lent_free.assign(self.lent.size(), {});
-  self.record_reads();
+  self.tile_written.assign(self.tiles.size(), {});
+  self.record_reads(0);
 }
 
 TileMemory TileRing::open(Stream& stream) {
@@ -282,7 +293,7 @@ void TileRing::close(Stream& stream, bool write) {
     self.worked.push_back(stream.record());
     self.written.push_back(write);
     if (self.opened <= self.own_tiles()) self.record_write(self.opened - 1);
-    self.record_reads();
+    self.record_reads(self.opened);
   }
   if (write) self.counts.bytes_written += ref.region->bytes_of(ref.tile);
 }
@@ -304,7 +315,7 @@ std::vector<Event> TileRing::end(Stream& stream) {
     }
     if (self.options.recorder != nullptr) {
       self.record_write(index);
-      stream.wait(self.lent_free[i]);
+      stream.wait(self.tile_written[index]);
     }
     given_back[i] = stream.record();
   }
@@ -345,6 +356,10 @@ void TileRing::abandon() noexcept {
   self.in_pass = false;
   self.stream = nullptr;
   self.ended = {};
+}
+
+int TileRing::buffers() const noexcept {
+  return impl_->options.buffers;
 }
 
 bool TileRing::in_pass() const noexcept {

@@ -119,8 +119,9 @@ class TileRing {
 
   /// With `read` false, tiles are only written (first filling), and open() returns unspecified content.
   /// The last lent.size() tiles are in `lent`, in this order, which must outlive the pass. Throws LogicError
-  /// while another pass is open, InvalidArgument for tiles that do not fit their memory or the file, and for
-  /// memory that would be lent after its own tile.
+  /// while another pass is open, InvalidArgument for tiles that do not fit their memory or the file, for memory
+  /// that would be lent after its own tile, and for a tile that is twice in lent memory: its second read would
+  /// wait for its first write, which waits for the last read.
   void begin(std::vector<TileRef> tiles, bool read = true, std::vector<LentMemory> lent = {});
   /// Opens the next tile in the order of begin(); `stream` waits for it. Throws LogicError while one is open,
   /// or when none is left.
@@ -133,6 +134,7 @@ class TileRing {
   /// rest; an open tile is not written. Afterwards the ring can begin a new pass. Never throws.
   void abandon() noexcept;
   bool in_pass() const noexcept;
+  int buffers() const noexcept;
 
   /// Counts, incremented when tiles are opened and closed.
   TileRingCounts counts() const;

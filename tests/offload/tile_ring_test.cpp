@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -18,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "device/work_recorder.h"
 #include "offload/aligned_buffer.h"
 #include "tests/core/error_text.h"
 #include "tests/core/rounds.h"
@@ -525,6 +527,50 @@ TEST(TileRingSimulated, CountsTheSameAndTouchesNothing) {
   EXPECT_EQ(counts[1].bytes_read, 2 * (10 * (4096 + 4096 + 8192) + 4096));
   EXPECT_EQ(peaks[0][0], peaks[1][0]);
   EXPECT_EQ(peaks[0][1], peaks[1][1]);
+}
+
+TEST(TileRingSimulated, RecordsThatATileIsReadAgainOnceItIsWritten) {
+  const TestFolder folder;
+  DeviceOptions options;
+  options.kind = DeviceKind::meta;
+  options.recorder = detail::WorkRecorder::make(false);
+  const auto device = make_device(options);
+  const auto stream = device->create_host_stream("host", 1);
+  Ledger ledger;
+  TrackingResource host(device->memory(Tier::host), ledger);
+  detail::SwapFile swap({.directory = folder.path(), .simulated = true}, posix_file_system(), ledger);
+  const TileRegion region =
+      reserve_region(swap, 4 * 1024, 1024, {4}, Category::optimizer, "states");  // four tiles
+  swap.create();
+  for (const int buffers : {3, 8}) {
+    TileRing ring(
+        {.buffers = buffers, .buffer_bytes = region.bytes_of(0), .recorder = options.recorder.get()}, swap,
+        nullptr, host);
+    const std::size_t begun = options.recorder->work().size();
+    std::vector<TileRef> twice = tiles_of(region);
+    for (const TileRef& again : tiles_of(region)) twice.push_back(again);
+    ring.begin(twice);
+    for (std::size_t i = 0; i < twice.size(); ++i) {
+      ring.open(*stream);
+      ring.close(*stream, true);
+    }
+    ring.end(*stream);
+    std::vector<int> reads, writes;
+    for (std::size_t i = begun; i < options.recorder->work().size(); ++i) {
+      const detail::WorkKind kind = options.recorder->work()[i].kind;
+      if (kind == detail::WorkKind::disk_read) reads.push_back(static_cast<int>(i));
+      if (kind == detail::WorkKind::disk_write) writes.push_back(static_cast<int>(i));
+    }
+    ASSERT_EQ(reads.size(), twice.size());
+    ASSERT_EQ(writes.size(), twice.size());
+    const auto ahead = static_cast<std::size_t>(std::min(buffers, 4));
+    EXPECT_LT(reads[ahead - 1], writes[0]) << "read as soon as the pass begins";
+    for (std::size_t i = 0; i < 4; ++i) {
+      EXPECT_THAT(options.recorder->work()[static_cast<std::size_t>(reads[4 + i])].after,
+                  ::testing::Contains(writes[buffers == 8 ? i : i + 1]))
+          << buffers << " buffers, tile " << i << ": its own write, or that of its buffer's last tile";
+    }
+  }
 }
 
 TEST(TileRegionTest, CutsStartAtMultiplesOf4096) {
