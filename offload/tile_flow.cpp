@@ -247,7 +247,7 @@ void TileFlow::run(Lane& lane) {
       start_reads();
     }
     tell_meter();
-    ended(lane, oldest);  // behind what has begun instead, so that the disk is not idle between
+    ended(lane, oldest);  // after the transfers that it lets begin, so that the disk counts as busy between
     changed_.notify_all();
   }
 }

@@ -144,8 +144,8 @@ struct TileRing::Impl {
   std::vector<TileRef> tiles;  // of the current pass
   std::size_t opened = 0;      // number of tiles opened in the pass
   bool tile_is_open = false;
-  std::int64_t position = 0;  // of the pass's first tile, see TileFlow
-  Stream* stream = nullptr;   // of the pass, after its first use
+  std::int64_t position = 0;  // position of the pass's first tile, see TileFlow
+  Stream* stream = nullptr;   // the pass's stream, once it is known
   Event ended;                // the end of the previous pass
   TileRingCounts counts;
   int read_lane = 0, write_lane = 0;          // only with a recorder

@@ -125,7 +125,7 @@ TEST_P(ThreadRanks, DelaysChangeNoBitAcrossNodes) {
                      CommunicatorOptions chosen = options();
                      chosen.local_size = 2;
                      chosen.collectives = NodeCollectives::shared;
-                     chosen.staging_bytes = 1024 * (GetParam() - 1);  // one slot
+                     chosen.staging_bytes = 1024 * (GetParam() - 1);  // room for one slot only
                      const auto comm = factory(chosen);
                      test::check_many_in_flight(*comm, 20);
                      test::check_split(*comm);

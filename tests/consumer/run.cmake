@@ -30,7 +30,7 @@ set(options -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_CXX_COMPILE
 if(MODE STREQUAL "installed")
   # The folder is empty before the installation, so that a header or library that is no longer installed is missing.
   file(REMOVE_RECURSE ${WORK})
-  # Beside what others have there, which stays when it is removed.
+  # Files of other programs are there too, and must stay when the installation is removed.
   file(MAKE_DIRECTORY ${WORK}/staging/bin ${WORK}/staging/share/man ${WORK}/staging/include/tranche)
   file(WRITE ${WORK}/staging/bin/other "")
   file(WRITE ${WORK}/staging/include/tranche/mine.h "")

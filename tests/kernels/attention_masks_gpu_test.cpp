@@ -38,7 +38,8 @@ class AttentionMasksGpu : public GpuTest {
   };
 
   enum class Through : std::uint8_t { public_kernels, choice, products };
-  /// Below the public kernels any workspace size is possible: the path is chosen, or it is by GEMM.
+  /// Calls the public kernels, or the functions below them, which accept a workspace of any size: with the
+  /// path that they choose, or with the path of GEMMs.
   Outcome run(const AttentionProblem& p, Through through = Through::public_kernels) {
     return run(p, through, 0, p.sizes.time);
   }

@@ -278,7 +278,8 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
     return false;
   }
   if (are("replicas", "reduction-group")) return false;
-  // A sum that does not depend on the number of ranks excludes partial sums, whose number does.
+  // With world_size_invariant the sum has one order for every number of ranks, so settings that form partial
+  // sums are excluded.
   if (with("world-size-invariant", [](const std::string& key, const CombinationAxis& axis, int) {
         return (axis.name == "mesh" && !key.empty()) || key == "reduction-group" || key == "gradient-bf16" ||
                key == "set-batch";
@@ -302,7 +303,7 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
   if (are("tensor", "moments-block8")) return false;
   // A sample's gradient is a sum over the ranks of context.
   if (are("context", "world-size-invariant")) return false;
-  // Two parts on two data ranks need four ranks here.
+  // Two parts of each sample on two data ranks need four ranks here.
   for (const char* axis_of_sample : {"tensor", "context"}) {
     if (with(axis_of_sample, [](const std::string&, const CombinationAxis& axis, int at) {
           return axis.name == "ranks" && at != 3;

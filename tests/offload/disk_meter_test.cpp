@@ -78,9 +78,9 @@ TEST(DiskMeter, GivesEachMomentToOneState) {
   Time time;
   TraceRecorder trace(0);
   DiskMeter meter(&trace, time.clock());
-  time.pass(1);  // nothing asked for
+  time.pass(1);  // idle: no transfer is requested
   meter.ask();
-  time.pass(2);  // no buffer
+  time.pass(2);  // idle: no buffer is free
   {
     const DiskMeter::Transfer read(meter, /*asked=*/true);
     time.pass(4);  // busy, once for two transfers

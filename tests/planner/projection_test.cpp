@@ -120,7 +120,7 @@ TEST(RecordedSteps, WithoutOverlapTheHostWaitsForEveryCollective) {
   for (int i = begin; i < static_cast<int>(recorder->work().size()); ++i) {
     if (recorder->work()[static_cast<std::size_t>(i)].kind != WorkKind::collective) continue;
     ++collectives;
-    // All work that is issued next, on any lane, follows it.
+    // The work that is issued after the collective, on any lane, waits for it.
     ASSERT_LT(i + 1, static_cast<int>(recorder->work().size()));
     EXPECT_TRUE(behind(*recorder, i + 2, i)) << recorder->work()[static_cast<std::size_t>(i)].name;
   }
@@ -277,8 +277,8 @@ TEST(Projected, NodesSendWhatThePlanCountsButGathersOnce) {
 }
 
 TEST(Projected, NodesSendTheInt8GradientsThatARunSends) {
-  // Four ranks on two nodes. In stage 1 gathered data is not in blocks, and crosses once for all ranks of a
-  // node.
+  // Four ranks on two nodes. In stage 1 only gradients are sent as int8 blocks. Weights are gathered
+  // unquantized, and cross the network once for all ranks of a node.
   PlanRequest request = request_of(4, 1, false);
   request.ranks_per_node = 2;
   request.config.quantized_gradients = true;
