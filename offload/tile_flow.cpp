@@ -247,7 +247,8 @@ void TileFlow::run(Lane& lane) {
       start_reads();
     }
     tell_meter();
-    ended(lane, oldest);  // after the transfers that it lets begin, so that the disk counts as busy between
+    // This comes after the transfers that it permits have begun, so that the disk does not count as idle.
+    ended(lane, oldest);
     changed_.notify_all();
   }
 }

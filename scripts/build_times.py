@@ -30,7 +30,7 @@ import re
 import subprocess
 import sys
 
-sys.dont_write_bytecode = True  # builds leave the sources as they are
+sys.dont_write_bytecode = True  # a build writes no files beside the sources
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from process_times import Unusable, measure  # noqa: E402
 

@@ -342,7 +342,8 @@ TEST_F(CudaFailures, WaitingForATracedStreamDoesNotSpoilACapture) {
   EXPECT_EQ(read(a.data(), 64), std::vector<unsigned char>(64, 3));
 }
 
-// After so many operations a stream waits for its earlier work, at any point of a replay's life.
+// A stream with LaunchBound's number of operations in its queue waits for earlier ones. This may happen at
+// any point of a replay's life.
 TEST_F(CudaFailures, TheBoundOfAQueueDoesNotSpoilACapture) {
   Buffer a = memory(64);
   for (int capture = 0; capture < 1000; ++capture) {

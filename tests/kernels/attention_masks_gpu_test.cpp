@@ -242,8 +242,8 @@ TEST_F(AttentionMasksGpu, ProductsTakeScoresInPartsThatFitTheWorkspace) {
            .documents = {9, 20},
            .dropout = 0.2f},
        }) {
-    // The smallest; rows of one head; the scores of one head and of two, beside the sums of a key's
-    // gradients.
+    // Workspaces: the smallest one; one for rows of a single head; and ones for the scores of one head and of
+    // two heads, with the sums of a key's gradients beside them.
     const std::int64_t sums = 2 * 37 * 20 * 4, head = 2 * 37 * 40 * 4;
     for (const std::int64_t bytes : {cuda::attention_workspace_bytes(20, 37), 2 * 15 * 40 * std::int64_t{4},
                                      head + sums, 2 * head + sums}) {

@@ -116,7 +116,7 @@ struct Bf16Rows {
     squares += other.squares;
     squares_of_bar += other.squares_of_bar;
   }
-  /// Expects that the root mean square of the differences is at most that of the bar's.
+  /// Expects that the root mean square of the differences is at most that of the bar's differences.
   void expect_root_mean_square(const std::string& what) const {
     const auto root = [&](double sum) { return std::sqrt(sum / (rows * steps)); };
     EXPECT_GT(squares, 0) << "another order of sums has other bits";
