@@ -277,7 +277,8 @@ TEST_F(CudaFailures, WithoutWaitingForWordsHostWorkRunsInTheCallback) {
   compute().wait(stream->record());
   EXPECT_THAT(message_of<CommunicationError>([&] { stream->synchronize(); }), HasSubstr("disk is gone"));
   EXPECT_THAT(message_of<CommunicationError>([&] { compute().synchronize(); }), HasSubstr("disk is gone"));
-  device().create_stream("stuck")->wait(Event(std::make_shared<HostEvent>()));  // the wait gives up after a limit
+  device().create_stream("stuck")->wait(
+      Event(std::make_shared<HostEvent>()));  // the wait gives up after a limit
 }
 
 TEST_F(CudaFailures, CapturesThatFailAreSaid) {

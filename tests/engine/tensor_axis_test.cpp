@@ -133,9 +133,8 @@ TEST(TensorAxis, OtherRulesPrecisionsAndTiersHaveTheBitsOfOneRank) {
   };
   compare({.optimizer = "Lamb"});  // needs sums over whole tensors
   compare({.dtype = DataType::bfloat16});
-  compare(
-      {.dtype = DataType::bfloat16, .stochastic_rounding = true});  // each draw depends on the element's index
-                                                                    // in the whole tensor
+  compare({.dtype = DataType::bfloat16, .stochastic_rounding = true});  // each draw depends on the element's
+                                                                        // index in the whole tensor
   compare({.moments = DataType::block8});
   CutRun away;
   away.offload.optimizer = OffloadTier::cpu;

@@ -398,8 +398,8 @@ Combination plain_combination_of(const std::vector<CombinationAxis>& axes, const
   for (std::size_t i = 0; i < axes.size(); ++i) {
     axes[i].values[axes[i].changes_bits ? static_cast<std::size_t>(row[i]) : 0].apply(c);
   }
-  // The stages have the same sums as that many data ranks whose uses of tied tensors stay separate. Layers and
-  // sequences that are divided add their parts in another order.
+  // The stages have the same sums as that many data ranks whose uses of tied tensors stay separate. Layers
+  // and sequences that are divided add their parts in another order.
   const bool copies = Mesh::parse(whole.config.mesh, whole.ranks).size(MeshAxis::replicate) > 1;
   c.ranks = data_ranks_of(c) * c.context * c.tensor;
   // With the axis context, sums of tensors that both stages or all ranks of tensor read have an order that no

@@ -104,8 +104,8 @@ TEST(OffloadCost, WhatStaysOnTheDeviceWaitsForNothing) {
   OffloadSchedule model = schedule();
   model.units[0].moves = model.units[1].moves = false;
   const OffloadCost cost = offload_cost(model, configuration(OffloadTier::cpu), 1e6, slow_link());
-  // The embedding and the first block stay on the device, and the passes of the first block hide the transfers
-  // of the second.
+  // The embedding and the first block stay on the device, and the passes of the first block hide the
+  // transfers of the second.
   EXPECT_NEAR(cost.exposed, 0, 1e-6);
   EXPECT_EQ(cost.bytes.to_host, 4 * 9000);
 }

@@ -353,7 +353,8 @@ TEST(Projected, LayersWaitForTheRowsOfTheAxisTensor) {
   const Projection cut = projected(request, machine_of(message));
   request.ranks = 1;
   request.config = parse_config(R"({"train_batch_size": 2})", 1);
-  const Projection one = project({request, machine_of(message), std::nullopt, 2});  // on two cores, as the two ranks together
+  const Projection one =
+      project({request, machine_of(message), std::nullopt, 2});  // on two cores, as the two ranks together
   EXPECT_LT(cut.step.compute, 0.9 * one.step.compute) << "rows that all ranks need are not divided";
   EXPECT_GT(cut.step.compute, 0.4 * one.step.compute);
   // 10 messages for each of four blocks, 2 for the embedding, and 3 for the head with its statistics. Whole
