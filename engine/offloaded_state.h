@@ -177,8 +177,11 @@ class OffloadedState {
   /// The tiles of optimizer state in the order in which a step visits them. A tile occurs twice if the step
   /// visits it before its update.
   std::vector<TileRef> update_order_;
-  std::vector<LentMemory> lent_;  ///< for the last tiles of update_order_
-  std::vector<std::pair<FlatBuffer*, std::size_t>> lenders_;  ///< and the first memory of each in lent_
+  struct Lent {
+    std::vector<LentMemory> memory;                            ///< for the last tiles of update_order_
+    std::vector<std::pair<FlatBuffer*, std::size_t>> lenders;  ///< a buffer, and its first place in `memory`
+  };
+  Lent lent_;
   std::size_t expected_ = 0;  ///< the number of tiles of the pass that expect_update() has announced
   bool updating_ = false;     ///< the pass of a step's update has begun
   OpenTile open_;
