@@ -28,6 +28,7 @@ std::string write_tokenizer(const TemporaryFolder& folder, const std::string& na
   std::filesystem::create_directories(folder.path(name));
   folder.write(name + "/vocab.json", json + "}");
   folder.write(name + "/merges.txt", merges);
+  folder.write(name + "/tokenizer_config.json", R"({"tokenizer_class": "GPT2Tokenizer"})");
   return folder.path(name);
 }
 
