@@ -116,8 +116,8 @@ std::int64_t peak_of_step(const MeshSearchRequest& request, const MeshTrial& one
   return most;
 }
 
-/// What the bounds of the search rely on, in the plans of an exhaustive search: they are in the order of
-/// their seconds, none takes less memory than its bound, and none takes less than the same with the smallest
+/// The bounds of the search rely on these facts about all plans: in the order of an exhaustive search their
+/// seconds ascend, none takes less memory than its bound, and none takes less than the same with the smallest
 /// micro-batch, unless the step is one micro-batch and its offloaded state takes the main gradient away.
 void expect_what_bounds_assume(const MeshSearchResult& whole) {
   std::map<decltype(settings_of(MeshTrial())), std::int64_t> smallest;

@@ -1,7 +1,7 @@
 #pragma once
 /// The search for a mesh: it finds the axes, stage, schedule, checkpointing, tiers and micro-batches with the
 /// shortest step among all that fit a budget. docs/guides/mesh-search.md explains the output;
-/// planner/mesh_search.cpp explains the bounds.
+/// planner/mesh_search.cpp and planner/mesh_trials.h explain the bounds.
 
 #include <cstdint>
 #include <optional>
