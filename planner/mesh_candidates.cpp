@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/pipeline_order.h"
+#include "pipeline/schedule/simulate.h"
 #include "tranche/core/error.h"
 
 namespace tranche::planner {
@@ -105,6 +106,10 @@ const pipeline::PipelineSchedule& MeshCandidates::schedule_of(const MeshCase& pl
   config.stage = 0;
   config.accumulation_steps = micro_batches;
   return schedules_.emplace(key, detail::schedule_of(config, place.stages())).first->second;
+}
+
+std::vector<std::int64_t> MeshCandidates::held_at_once(const Candidate& one) {
+  return pipeline::peak_activations(schedule_of(case_at(one), config_of(one).accumulation_steps));
 }
 
 StepCost MeshCandidates::projected(const Candidate& one) {

@@ -64,6 +64,9 @@ class MeshCandidates {
   StepCost formula_cost(const Candidate& one) { return with_schedule(one, alone_cost(one)); }
   /// The cost by the simulation of the request's machine, split as in StepCost.
   StepCost projected(const Candidate& one);
+  /// The most micro-batches (of each chunk) that each stage of the candidate's pipeline holds at once. Throws
+  /// ConfigurationError if its schedule does not allow their number.
+  std::vector<std::int64_t> held_at_once(const Candidate& one);
   const pipeline::PipelineSchedule& schedule_of(const MeshCase& place, std::int64_t micro_batches);
 
  private:

@@ -23,6 +23,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <functional>
 #include <limits>
 #include <map>
 #include <optional>
@@ -171,14 +172,14 @@ class MeshSearch {
         failures_.push_back({one, bound - trials_.room(), false});
         return Verdict::by_activations;
       }
-      // Memory grows with the micro-batch, with one exception: if one micro-batch makes the step, offloaded
-      // state takes the main gradient off the device.
+      // Memory grows with the micro-batch, unless fewer of them are held at once. There is one more
+      // exception: if one micro-batch makes the step, offloaded state takes the main gradient off the device.
       const std::int64_t smallest = candidates_.case_at(one).micro_batches.front();
       const bool takes_gradient =
           candidates_.levers_at(one).optimizer != OffloadTier::none && config.accumulation_steps == 1;
-      if (one.micro_batch != smallest && !takes_gradient) {
-        Candidate least = one;
-        least.micro_batch = smallest;
+      Candidate least = one;
+      least.micro_batch = smallest;
+      if (one.micro_batch != smallest && !takes_gradient && holds_as_many(one, least)) {
         const auto [found, added] = least_fits_.try_emplace({one.place, one.lever, trials_.room()}, true);
         if (added) found->second = smallest_fits(least);
         if (!found->second) return Verdict::by_micro_batch;
@@ -196,8 +197,21 @@ class MeshSearch {
     }
   }
 
-  /// False if the smallest micro-batch does not fit; then no larger one does. If the smallest one is refused
-  /// the result is true, because a larger one may be allowed.
+  /// True if every stage of the pipeline holds as many micro-batches at once as with the smaller ones of
+  /// `least`. A step of few micro-batches may hold fewer, and then take less memory.
+  bool holds_as_many(const Candidate& one, const Candidate& least) {
+    if (candidates_.case_at(one).stages() == 1) return true;
+    try {
+      const std::vector<std::int64_t> held = candidates_.held_at_once(one),
+                                      of_least = candidates_.held_at_once(least);
+      return std::equal(held.begin(), held.end(), of_least.begin(), std::greater_equal<>());
+    } catch (const ConfigurationError&) {
+      return false;  // the schedule does not allow the number of smaller ones
+    }
+  }
+
+  /// False if the smallest micro-batch does not fit; then no larger one does of which as many are held. If
+  /// the smallest one is refused the result is true, because a larger one may be allowed.
   bool smallest_fits(const Candidate& least) {
     Config config = candidates_.config_of(least);
     try {
