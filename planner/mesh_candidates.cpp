@@ -6,6 +6,7 @@
 #include "engine/pipeline_order.h"
 #include "pipeline/schedule/simulate.h"
 #include "tranche/core/error.h"
+#include "tranche/planner/host_state.h"
 
 namespace tranche::planner {
 
@@ -18,7 +19,16 @@ MeshCandidates::MeshCandidates(const MeshSearchRequest& request, const ModelSpec
 }
 
 Config MeshCandidates::config_of(const Candidate& one) const {
-  return with_levers(case_at(one).base, levers_at(one), one.micro_batch);
+  Config config = with_levers(case_at(one).base, levers_at(one), one.micro_batch);
+  if (const auto found = kept_.find(one.settings()); found != kept_.end()) {
+    config.offload.host_state = found->second.bytes;
+    config.offload.host_state_reason = found->second.reason;
+  }
+  return config;
+}
+
+void MeshCandidates::keep_in_host(const Candidate& one, std::int64_t bytes, const std::string& reason) {
+  kept_[one.settings()] = {bytes, reason};
 }
 
 void MeshCandidates::push_all(int number, int lever, int before) {
@@ -63,7 +73,7 @@ void MeshCandidates::refuse(const Candidate& one, const std::string& reason) {
   if (first_refusal_.empty()) first_refusal_ = case_at(one).mesh + ": " + reason;
   const std::vector<int>& after = kept_back(one.place, one.lever);
   refusals_ += 1 + static_cast<std::int64_t>(after.size());
-  if (!after.empty()) refused_.insert({one.place, one.lever, one.micro_batch});
+  if (!after.empty()) refused_.insert(one.settings());
 }
 
 /// The configuration without a pipeline. With breadth-first, stage 3 gathers whole chunks, so that weights
@@ -73,9 +83,13 @@ Config MeshCandidates::alone_config(const Candidate& one) const {
   config.mesh = case_at(one).alone.config.mesh;
   config.pipeline_stages = case_at(one).alone.config.pipeline_stages;
   const bool gathers_once = case_at(one).schedule == "breadth-first" && config.stage == 3;
+  std::int64_t& host_state = config.offload.host_state;
+  if (host_state < 0) host_state = most_host_state(fit_.plan.host_memory);
   if (case_at(one).stages() > 1) {
     config.pipeline_schedule = "1f1b";
     config.pipeline_chunks = 0;
+    // The same share of the state of all stages stays in host memory as of the fullest one.
+    host_state = static_cast<std::int64_t>(static_cast<double>(host_state) / case_at(one).shares.most_state);
   }
   if (gathers_once) config.gather_for = GatherFor::step;
   return config;

@@ -25,11 +25,16 @@ struct Candidate {
   /// The order of trial: at equal seconds the simplest first, with its largest micro-batch.
   auto key() const { return std::tuple(seconds, exact, place, lever, -micro_batch); }
   friend bool operator>(const Candidate& a, const Candidate& b) { return a.key() > b.key(); }
+  using Settings = std::tuple<int, int, std::int64_t>;
+  Settings settings() const { return {place, lever, micro_batch}; }
 };
 
 /// The queue of a search. For a pipeline the seconds are first a lower bound over all schedules
 /// (least_pipelined()); a candidate that reaches the front is put back with the seconds under its own
 /// schedule. So next() yields candidates in ascending order of their exact seconds.
+///
+/// If tranche.host_state is `auto`, the seconds of a candidate with state on nvme count all the host state
+/// that its budget could leave, which is a lower bound, until keep_in_host() says what stays.
 class MeshCandidates {
  public:
   /// Request and model must outlive it.
@@ -41,6 +46,8 @@ class MeshCandidates {
     return case_at(one).levers[static_cast<std::size_t>(one.lever)];
   }
   Config config_of(const Candidate& one) const;
+  /// Bytes of state on nvme that stay in host memory, in the candidate's configuration from now on.
+  void keep_in_host(const Candidate& one, std::int64_t bytes, const std::string& reason);
 
   /// Queues a lever of a case with each micro-batch.
   void push(int number, int lever) { push_all(number, lever, -1); }
@@ -51,6 +58,9 @@ class MeshCandidates {
   void expand(const Candidate& one);
   /// Takes the next candidate with exact seconds, in ascending order. Returns false if none is below `limit`.
   bool next(Candidate& one, double limit);
+
+  /// Queues a candidate again, with other seconds.
+  void put_back(const Candidate& one) { queue_.push(one); }
 
   /// Counts a candidate as refused, together with the candidates that would be tried after it because they
   /// take less memory.
@@ -85,7 +95,12 @@ class MeshCandidates {
   std::vector<std::vector<std::vector<int>>> kept_back_;  ///< by case and lever
   std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> queue_;
   std::map<std::tuple<std::string, int, std::int64_t>, pipeline::PipelineSchedule> schedules_;
-  std::set<std::tuple<int, int, std::int64_t>> refused_;  ///< case, lever, micro-batch
+  std::set<Candidate::Settings> refused_;
+  struct HostState {
+    std::int64_t bytes = 0;
+    std::string reason;
+  };
+  std::map<Candidate::Settings, HostState> kept_;
   std::int64_t refusals_ = 0;
   std::string first_refusal_;
 };

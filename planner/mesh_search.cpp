@@ -245,6 +245,7 @@ class MeshSearch {
         candidates_.expand(one);
         continue;
       }
+      if (trials_.keep_in_host(one)) continue;
       if (!request_.machine && !whole_step_fits(one)) {
         candidates_.expand(one);
         continue;
@@ -264,7 +265,7 @@ class MeshSearch {
     for (Candidate one; candidates_.next(one, std::numeric_limits<double>::infinity());) {
       const Verdict verdict = judge(one);
       count(verdict);
-      if (verdict == Verdict::fits) all.push_back(one);
+      if (verdict == Verdict::fits && !trials_.keep_in_host(one)) all.push_back(one);
     }
     std::vector<MeshTrial> fitting;
     std::set<std::tuple<int, int>> found;
@@ -348,6 +349,7 @@ class MeshSearch {
         candidates_.expand(one);
         continue;
       }
+      if (trials_.keep_in_host(one)) continue;
       MeshTrial trial = described(one);
       try {
         if (request_.machine) trial.seconds = candidates_.projected(one).total();

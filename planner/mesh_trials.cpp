@@ -6,6 +6,7 @@
 #include "pipeline/schedule/simulate.h"
 #include "planner/planned_run.h"
 #include "tranche/core/error.h"
+#include "tranche/planner/host_state.h"
 
 namespace tranche::planner {
 
@@ -130,7 +131,7 @@ PlannedPeaks MeshTrials::plan_ranks(const Candidate& one, const Config& config, 
 }
 
 PlannedPeaks MeshTrials::peaks_of_trial(const Candidate& one, bool all_ranks) {
-  const auto found = peaks_.find(key_of(one));
+  const auto found = peaks_.find(one.settings());
   if (found != peaks_.end() && (found->second.all_ranks || (!all_ranks && excess(found->second) > 0))) {
     return found->second;
   }
@@ -138,8 +139,9 @@ PlannedPeaks MeshTrials::peaks_of_trial(const Candidate& one, bool all_ranks) {
   const bool first = found == peaks_.end();
   const std::int64_t bound = first ? bound_of(one, config) : 0;
   const PlannedPeaks peaks = plan_ranks(one, config, false, !all_ranks, nullptr);
-  peaks_[key_of(one)] = peaks;
+  peaks_[one.settings()] = peaks;
   if (first) {
+    planned_at_[one.settings()] = planned_.size();
     MeshTrial trial = described(one, peaks);
     trial.bound = bound;
     planned_.push_back(std::move(trial));
@@ -148,7 +150,25 @@ PlannedPeaks MeshTrials::peaks_of_trial(const Candidate& one, bool all_ranks) {
 }
 
 PlannedPeaks MeshTrials::peaks_of_step(const Candidate& one, PlanResult& plan) {
-  return peaks_[key_of(one)] = plan_ranks(one, candidates_.config_of(one), true, false, &plan);
+  return peaks_[one.settings()] = plan_ranks(one, candidates_.config_of(one), true, false, &plan);
+}
+
+bool MeshTrials::keep_in_host(Candidate one) {
+  PlanRequest at = fit_.plan;
+  at.config = candidates_.config_of(one);
+  if (!at.config.offload.uses_nvme() || at.config.offload.host_state >= 0) return false;
+  resolve_host_state(at);
+  candidates_.keep_in_host(one, at.config.offload.host_state, at.config.offload.host_state_reason);
+  const PlannedPeaks found = plan_ranks(one, candidates_.config_of(one), false, false, nullptr);
+  peaks_[one.settings()] = found;
+  MeshTrial& shown = planned_[planned_at_.at(one.settings())];
+  const std::int64_t bound = shown.bound;
+  shown = described(one, found);
+  shown.bound = bound;
+  if (shown.seconds <= one.seconds) return false;
+  one.seconds = shown.seconds;
+  candidates_.put_back(one);
+  return true;
 }
 
 std::int64_t MeshTrials::excess(const PlannedPeaks& peaks, std::int64_t room) const {
@@ -175,6 +195,8 @@ MeshTrial MeshTrials::described(const Candidate& one, const PlannedPeaks& peaks)
   trial.peak = peaks.device;
   trial.host = peaks.host;
   trial.nvme = peaks.nvme;
+  trial.host_state = config.offload.host_state;
+  trial.host_state_reason = config.offload.host_state_reason;
   made.missing = excess(peaks, fit_.budget);
   trial.fits = made.missing == 0;
   trial.cost = candidates_.formula_cost(one);

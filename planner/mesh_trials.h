@@ -50,12 +50,17 @@ class MeshTrials {
   /// rank.
   PlannedPeaks peaks_of_step(const Candidate& one, PlanResult& plan);
   /// The newest peaks of a candidate that was planned.
-  const PlannedPeaks& peaks(const Candidate& one) const { return peaks_.at(key_of(one)); }
-  bool has_peaks(const Candidate& one) const { return peaks_.count(key_of(one)) > 0; }
+  const PlannedPeaks& peaks(const Candidate& one) const { return peaks_.at(one.settings()); }
+  bool has_peaks(const Candidate& one) const { return peaks_.count(one.settings()) > 0; }
 
   /// Bytes beyond the budgets, with `room` for the device.
   std::int64_t excess(const PlannedPeaks& peaks, std::int64_t room) const;
   std::int64_t excess(const PlannedPeaks& peaks) const { return excess(peaks, room_); }
+
+  /// Lets state of a candidate that fits and has state on nvme stay in the host memory that its budget
+  /// leaves, once, where the configuration leaves that to `auto`. Returns true, with the candidate back in
+  /// the queue, if it takes longer than its seconds said.
+  bool keep_in_host(Candidate one);
 
   MeshTrial described(const Candidate& one, const PlannedPeaks& peaks);
   /// Every trial, in the order of the plans.
@@ -68,9 +73,6 @@ class MeshTrials {
   // its ranks hold as much.
   using Beside = std::tuple<int, ReductionPolicy, OffloadTier, OffloadTier, bool, int, double, double>;
 
-  static std::tuple<int, int, std::int64_t> key_of(const Candidate& one) {
-    return {one.place, one.lever, one.micro_batch};
-  }
   Work work_of(const Candidate& one) const;
   Beside beside_of(const Candidate& one) const;
   std::int64_t trial_micro_batches_of(const MeshCase& place, std::int64_t micro_batches);
@@ -81,7 +83,8 @@ class MeshTrials {
   MeshCandidates& candidates_;
   std::int64_t room_;
   std::map<Work, std::vector<std::int64_t>> activations_;  ///< peak bytes of each rank of the case
-  std::map<std::tuple<int, int, std::int64_t>, PlannedPeaks> peaks_;
+  std::map<Candidate::Settings, PlannedPeaks> peaks_;
+  std::map<Candidate::Settings, std::size_t> planned_at_;  ///< index in planned_
   std::set<Beside> lacks_beside_;  ///< states whose host memory or nvme exceeds the budget
   std::vector<MeshTrial> planned_;
 };
