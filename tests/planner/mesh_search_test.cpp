@@ -274,7 +274,7 @@ TEST(MeshSearch, ChoosesStage3WhereTheStateDoesNotFit) {
   request.fit.plan.config.accumulation_steps = 1;  // a pipeline would be idle
   request.fit.plan.sequence = 8;                   // so that activations are small
   request.fit.rates.network = 1e11;
-  // State is 16 bytes per parameter, and at most a third of it is left.
+  // The budget is a third of the state of stage 0, which is 16 bytes per parameter.
   request.fit.plan.config.stage = 0;
   request.fit.budget = plan_run(request.fit.plan).tier(Tier::device).persistent.total() / 3;
   const MeshSearchResult result = search_meshes(request);
