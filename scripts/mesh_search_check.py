@@ -27,7 +27,8 @@ RANKS = 2
 AXES = ("replicate", "pipeline", "shard", "context", "tensor")
 SCHEDULES = ("1f1b", "afab", "interleaved", "breadth-first", "zb-h1", "zb-v")
 
-# name: layers, width, heads, sequence, samples of a given micro-batch, and micro-batches
+# name: layers, width, heads, sequence, samples of a given micro-batch, and micro-batches of a step on data ranks alone. Every mesh has the
+# same samples in a step.
 MODELS = {"small": (4, 128, 4, 128, 2, 4), "middle": (4, 256, 4, 128, 2, 4), "large": (3, 512, 8, 128, 1, 4)}
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -69,7 +70,7 @@ def search(model, machine, axes, more, config):
     """Returns the search's choice within `axes` and writes its configuration; None if everything is refused."""
     _, _, _, sequence, batch, micro_batches = MODELS[model]
     text = call(["plan", "--json", "--ranks", str(RANKS), "--machine", machine, "--model", path(model + ".json"), "--sequence", str(sequence),
-                 "--micro-batch", str(batch), "--accumulate", str(micro_batches), "--dtype", "fp32", "--threads", "1", "--fit", "8GiB",
+                 "--micro-batch", str(batch), "--set", f"train_batch_size={RANKS * batch * micro_batches}", "--dtype", "fp32", "--threads", "1", "--fit", "8GiB",
                  "--mesh", ", ".join(["search"] + axes), "--write", path(config)] + more, may_fail=bool(axes))
     return json.loads(text)["search"]["chosen"] if text else None
 
