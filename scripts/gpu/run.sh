@@ -112,6 +112,10 @@ fi
 
 if [ -n "$prefix" ]; then
   commit=$(sed -n 's/^commit: //p' "$prefix/MANIFEST")
+  for script in suite.py plan.py; do
+    [ "$(sha256sum < "$here/$script")" = "$(sha256sum < "$prefix/scripts/gpu/$script")" ] ||
+      echo "run.sh: note: scripts/gpu/$script is another than the archive's, whose programs are of commit $commit: this one is taken"
+  done
   echo "== this host"
   status=0
   "$prefix/check.sh" "${gpu[@]}" > "$notes" || status=$?
