@@ -1002,6 +1002,10 @@ class Flow(Folder):
             self.assertIn("no driver. Nothing was run", result.stderr)
             self.assertEqual(note in result.stdout, noted, result.stdout)
             self.assertNotIn("suite.py is another", result.stdout)
+        if run("unshare", "-rn", "true").returncode == 0:
+            result = run("unshare", "-rn", self.folder / "scripts" / "gpu" / "run.sh", "--bundle", archive)
+            self.assertIn("the network interface lo was down; it is up now", result.stdout)
+            self.assertRegex(result.stdout, "ok +loopback +up")
 
 
 class Targets(unittest.TestCase):
