@@ -953,7 +953,7 @@ class Suite:
             report, record, status, _ = self.train(
                 item, ["--device", "cuda", "--model", "gpt-nano" if small else "gpt-mini", "--data", self.tokens(256, 20000),
                        "--data-format", "nanogpt", "--dtype", "fp32", "--micro-batch", 2, "--accumulate", way.accumulate,
-                       "--sequence", 32 if small else 128, "--steps", 3 if small else 10, "--eval-batches", 1, "--set", "tranche.tie_sum=by_use",
+                       "--sequence", 32 if small else 128, "--steps", 3 if small else 6, "--eval-batches", 1, "--set", "tranche.tie_sum=by_use",
                        *(str(self.work) if flag == "FOLDER" else flag for flag in way.flags)], timeout, way.ranks)
             if status == 3:
                 self.add({**record, "status": "failed", "detail": "out of memory"})
