@@ -170,8 +170,8 @@ case "$*" in *'--device cpu'*) echo 'error: {text}' >&2; exit 2 ;; esac
         self.assertEqual(self.bad(), self.torch_is_missing)
         self.assertFalse(pathlib.Path("/proc", left[0]).exists())
         self.assertIn("1 processes that an earlier call, which was killed, had left", self.summary)
-        # Engine and comm; device and kernels had run before.
-        self.assertEqual(len((self.folder / "started").read_text().splitlines()), 2)
+        # Engine, comm and the program under mpirun; device and kernels had run before.
+        self.assertEqual(len((self.folder / "started").read_text().splitlines()), 3)
         self.assertIn("Merged from 2 calls", self.summary)
 
     def test_a_second_command(self):
