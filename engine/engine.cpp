@@ -105,8 +105,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       run_record(runtime_in, config, *optimizer, progress, rule, scaler, reducer),
       loader(runtime_in, config, store, optimizer->name(), session, progress, base, run_record),
       sequence(runtime_in, config, model,
-               {store, *arena, recorder, gatherer, reducer, updater, scalars, data_groups, boundary},
-               breakdown) {
+               {store, *arena, recorder, gatherer, reducer, scalars, data_groups, boundary}, breakdown) {
   reducer.on_complete([this](FlatBuffer& flat) { sequence.early().complete(flat); });
   if (config.debug.poison_memory) arena->poison_with(make_poison_fill(runtime.device()));
   if (config.workspace_bytes == 0) {
@@ -137,7 +136,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
 }
 
 void Engine::Impl::allocate() {
-  check_host_memory(runtime, config, store, formulas, updater.has_sums());
+  check_host_memory(runtime, config, store, formulas);
   if (config.offload.any()) {
     OffloadOptions options;
     options.swap.directory = config.offload.nvme_path;
@@ -148,7 +147,6 @@ void Engine::Impl::allocate() {
     options.link_bytes_per_second = config.debug.host_link_bytes_per_second;
     options.trace = runtime.trace();
     options.host_threads = runtime.host_threads();
-    options.reads_ahead = !updater.has_sums();
     store.set_offload(std::make_unique<OffloadedState>(
         config, store.residency(),
         StateResources{runtime.device(), runtime.memory(Tier::device), runtime.memory(Tier::host)},
@@ -172,7 +170,8 @@ void Engine::Impl::allocate() {
   boundary.allocate(runtime.memory(Tier::device));
   matrices.allocate(runtime.memory(Tier::host));
   if (store.offload() == nullptr) return;
-  const std::string fallback = store.offload()->prepare(store.units());
+  const std::string fallback =
+      store.offload()->prepare(store.units(), visits_of_step(store, config, updater, matrices));
   if (!fallback.empty()) runtime.log().info("offload to nvme goes through threads: " + fallback);
 }
 

@@ -201,7 +201,7 @@ void FlatUpdater::exchange_sums(Device& device, Stream& compute, Stream* host, C
     // All of a tensor's state is on one tier, so one of the two has its sums and the other zero.
     if (host != nullptr) mine[i] += host_sums_->partial[i];
   }
-  // Without peers that answer (a plan) every rank is taken to say what this one says.
+  // In a plan no peer answers, and all ranks are assumed to have this one's sums.
   const auto ranks = static_cast<std::size_t>(all_ranks.size());
   const std::size_t stride = all_ranks.simulated() ? 0 : count;
   std::vector<SquareSum> all(count + stride * (ranks - 1));

@@ -20,39 +20,39 @@ namespace tranche::detail {
 
 class FlatUpdater {
  public:
-  /// For all tensors of the model, frozen ones too; their names stay where they are. `precision` and `seed`:
-  /// of the configuration. Throws ConfigurationError for a rule that asks for what engines do not do, or does
-  /// not do what `precision` asks. Optimizer and tensors outlive it.
+  /// `tensors`: all of the model, frozen ones too. `precision` and `seed` are those of the configuration.
+  /// Throws ConfigurationError if the engine does not support what the rule needs, or the rule does not
+  /// support `precision`. Optimizer and tensors must outlive it, and the tensors' names stay in place.
   FlatUpdater(const Optimizer& optimizer, std::span<const TensorState> tensors,
               const PrecisionConfig& precision, std::uint64_t seed);
 
   bool has_sums() const { return sum_count_ > 0; }
   /// The facts of a tensor, by its number in the engine.
   const TrainableTensor& facts(int tensor) const { return tensors_[static_cast<std::size_t>(tensor)].facts; }
-  /// Updates are the same work in every step: what changes lies in device memory.
+  /// True when updates are the same work in every step, because the numbers that change are in device memory.
   bool replayable() const { return stride_ > 0; }
 
-  /// Takes device memory for numbers and sums. `whole`: a rank keeps more than its own share of the optimizer
-  /// state.
+  /// Allocates device memory for numbers and sums. `whole`: a rank keeps more than its own share of the
+  /// optimizer state.
   void allocate(MemoryResource& memory, bool whole);
-  /// Sends the numbers of a step to where updates read them: on the device behind what `compute` was given so
-  /// far, in host memory behind what `host` was given. No offloaded state: `host` is null.
+  /// Copies the numbers of a step to where updates read them: to device memory on `compute`, and to host
+  /// memory on `host`, which is null without offloaded state.
   void send_numbers(Device& device, Stream& compute, Stream* host, const OptimizerStep& step);
 
-  /// Before the step's prepare().
+  /// Sets this rank's sums to zero, before the step's prepare().
   void clear_sums(Stream& compute, Stream* host);
-  /// Optimizer::prepare() on the slice's stream for what a rank keeps of a flat buffer, or a part of that, of
-  /// which counts what it owns.
+  /// Issues Optimizer::prepare() to the slice's stream, for a slice of what this rank keeps of a flat buffer.
+  /// Only the elements that it owns count.
   void prepare(const OptimizerStep& step, const FlatBuffer& flat, const ShardSlice& slice);
-  /// Optimizer::prepare() of a part of one tensor that is computed as a whole matrix.
+  /// The same for a part of one tensor that is computed as a whole matrix.
   void prepare(const OptimizerStep& step, const FlatBuffer& flat, const ShardSlice& piece,
                const TensorView& message, const TensorView& scratch);
   /// Adds up the sums of all ranks, rounds each once and sends them to where apply() reads them.
   void exchange_sums(Device& device, Stream& compute, Stream* host, Communicator& all_ranks);
 
-  /// Optimizer::apply() on the slice's stream. `fresh_weights`: the memory of the weights held something else
-  /// before, so padding is set to zero. `message`: of a part of one tensor that was computed as a whole
-  /// matrix.
+  /// Issues Optimizer::apply() to the slice's stream. `fresh_weights`: the memory of the weights held
+  /// something else before, so padding is set to zero. `message`: the result for a part of one tensor that
+  /// was computed as a whole matrix.
   void apply(const OptimizerStep& step, const FlatBuffer& flat, const ShardSlice& slice,
              bool fresh_weights = false, const TensorView& message = {});
 
@@ -79,8 +79,8 @@ class FlatUpdater {
   std::int64_t stride_ = 0;
   std::int64_t sum_count_ = 0, partial_count_ = 0;
   Buffer numbers_;  ///< of each group, then the key of stochastic rounding
-  Buffer sums_;     ///< of all ranks, rounded, then what this rank's prepare() adds to
-  /// For offloaded state. Written by work of the host stream, which owns them with the updater.
+  Buffer sums_;     ///< the rounded sums of all ranks, then those to which this rank's prepare() adds
+  /// For offloaded state. Work on the host stream writes them, and shares their ownership.
   std::shared_ptr<std::vector<std::byte>> host_numbers_;
   struct HostSums {
     std::vector<double> sums;

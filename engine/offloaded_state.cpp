@@ -3,7 +3,11 @@
 #include "engine/offloaded_state.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <cstring>
+#include <map>
+#include <set>
 
 #include "core/clock.h"
 #include "device/work_recorder.h"
@@ -15,7 +19,7 @@ namespace tranche::detail {
 
 namespace {
 
-/// For a plan's simulation: what streams are given besides kernels and copies.
+/// Records a transfer of the disk for a plan's simulation.
 void note_disk(Stream& stream, WorkKind kind, const std::string& unit, std::int64_t bytes) {
   if (stream.recorder() == nullptr) return;
   RecordedWork work;
@@ -49,7 +53,6 @@ OffloadedState::OffloadedState(const Config& config, const Residency& residency,
       resources_(resources),
       trace_(options.trace),
       host_threads_(options.host_threads),
-      reads_ahead_(options.reads_ahead),
       link_(resources.device, HostLinkOptions{options.link_bytes_per_second, options.trace}),
       compute_(resources.device.compute_stream()) {
   if (!config.offload.uses_nvme()) return;
@@ -57,7 +60,7 @@ OffloadedState::OffloadedState(const Config& config, const Residency& residency,
   swap_ = std::make_unique<SwapFile>(options.swap, files, ledger);
 }
 
-/// Streams that work on the slots end before these go, also where the store could not be made.
+/// Ends the streams that work on the slots before the slots are freed, also if the engine was not made.
 OffloadedState::~OffloadedState() {
   host_.reset();
   disk_writes_.reset();
@@ -65,7 +68,7 @@ OffloadedState::~OffloadedState() {
   for (Stream* stream : {&link_.from_host_stream(), &link_.to_host_stream()}) {
     try {
       stream->synchronize();
-    } catch (...) {  // whoever used what failed has the error
+    } catch (...) {  // the user of the failed work has the error
     }
   }
 }
@@ -106,13 +109,13 @@ void OffloadedState::open_io() {
   }
 }
 
-std::string OffloadedState::prepare(std::vector<UnitState>& units) {
+std::string OffloadedState::prepare(std::vector<UnitState>& units,
+                                    std::span<const FlatBuffer* const> visits) {
   const OffloadConfig& offload = config_.offload;
   const std::int64_t compute_bytes = size_of(config_.precision.compute);
   bool through_host = false, through_device = false;  // new weights on the way to where they live
   std::int64_t largest_update = 0, largest_shard = 0, largest_tile = 0;
   for (UnitState& unit : units) {
-    std::vector<TileRef> visited;  // by the update, in the order of the unit's buffers
     for (FlatBuffer& flat : unit.buffers) {
       const bool on_disk = flat.parameters_tier == OffloadTier::nvme && !flat.empty();
       if (on_disk) {
@@ -129,22 +132,20 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units) {
       }
       largest_update =
           std::max(largest_update, std::min(offload.tile_elements, residency_.optimizer_range(flat).size()));
-      if (flat.tiles.elements == 0) continue;
-      largest_tile = std::max(largest_tile, flat.tiles.bytes_of(0));
-      if (flat.whole_matrices) continue;  // visited
-      const std::vector<TileRef> tiles = tiles_of(flat.tiles, 0, flat.tiles.tiles());
-      visited.insert(visited.end(), tiles.begin(), tiles.end());
+      if (flat.tiles.elements > 0) largest_tile = std::max(largest_tile, flat.tiles.bytes_of(0));
     }
-    const bool backward = config_.update == UpdateTime::as_reduced;  // gradients are complete in that order
-    update_order_.insert(backward ? update_order_.begin() : update_order_.end(), visited.begin(),
-                         visited.end());
+  }
+  for (const FlatBuffer* flat : visits) {
+    if (flat->tiles.elements == 0) continue;
+    const std::vector<TileRef> tiles = tiles_of(flat->tiles, 0, flat->tiles.tiles());
+    update_order_.insert(update_order_.end(), tiles.begin(), tiles.end());
   }
   const auto slots = [&](std::vector<HostSlot>& into, int count, std::int64_t bytes, Category category,
                          const char* tag) {
     for (int i = 0; i < count; ++i) {
       into.push_back(
           {AlignedBuffer(resources_.host_memory, round_up(bytes, io_alignment), category, tag), {}});
-      // Pages are made here, once; and what goes to the disk beyond the last element is defined.
+      // This touches all pages once, and defines the bytes that are written beyond the last element.
       if (!simulated()) {
         std::memset(into.back().memory.data(), 0, static_cast<std::size_t>(into.back().memory.bytes()));
       }
@@ -177,12 +178,12 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units) {
                                                        .at_once = offload.tile_buffers,
                                                        .meter = disk_},
                                        *swap_, io_.get(), resources_.host_memory);
+    lend_gradients(units, visits, largest_tile);
   }
   return io_ ? io_->fallback_reason() : std::string();
 }
 
 int OffloadedState::more_tile_buffers(const std::vector<UnitState>& units, std::int64_t largest_tile) const {
-  if (!reads_ahead_) return 0;
   std::int64_t left = config_.offload.host_state_bytes(), tiles = 0;
   for (const UnitState& unit : units) {
     for (const FlatBuffer& flat : unit.buffers) {
@@ -196,14 +197,64 @@ int OffloadedState::more_tile_buffers(const std::vector<UnitState>& units, std::
                                std::max<std::int64_t>(0, tiles - config_.offload.tile_buffers)));
 }
 
+// Once a buffer is updated, the host memory of its gradient is of no use until the next backward pass. The last
+// tiles are read into it, so that their writes can wait for that pass, in which the disk has little else to do:
+// the norm of the gradients, which comes at its end, decides about the next updates.
+void OffloadedState::lend_gradients(std::vector<UnitState>& units, std::span<const FlatBuffer* const> visits,
+                                    std::int64_t largest_tile) {
+  if (config_.update == UpdateTime::as_reduced) return;  // updates use the memory during the backward pass
+  std::map<const FlatBuffer*, std::size_t> after;  // the first tile behind which a gradient is of no use
+  const std::size_t total = update_order_.size();
+  std::size_t visited = 0;
+  for (const FlatBuffer* flat : visits) {
+    const auto tiles = static_cast<std::size_t>(flat->tiles.elements > 0 ? flat->tiles.tiles() : 0);
+    after[flat] = tiles > 0 ? visited + tiles - 1 : visited;
+    visited += tiles;
+  }
+  std::multimap<std::size_t, FlatBuffer*> order;
+  for (UnitState& unit : units) {
+    for (FlatBuffer& flat : unit.buffers) {
+      if (flat.host_gradients && after.contains(&flat)) order.emplace(after.at(&flat), &flat);
+    }
+  }
+  for (const auto& [last, flat] : order) {
+    // The number does not depend on the address, so that a plan lends as much as a run.
+    const std::int64_t count = (flat->host_gradients.bytes() - io_alignment) / largest_tile;
+    if (count <= 0) continue;
+    lenders_.emplace_back(flat, lent_.size());
+    const auto past = reinterpret_cast<std::uintptr_t>(flat->host_gradients.data()) % io_alignment;
+    std::byte* place = static_cast<std::byte*>(flat->host_gradients.data()) + (past > 0 ? io_alignment - past : 0);
+    for (std::int64_t i = 0; i < count; ++i, place += largest_tile) lent_.push_back({place, largest_tile, last});
+  }
+  // Memory is lent to as many of the last tiles as are visited there for the last time, and are read later than
+  // the memory is free by the number of the ring's buffers, by which reads run ahead.
+  std::size_t count = 0;
+  std::set<std::pair<const TileRegion*, std::int64_t>> seen;
+  while (count < std::min(lent_.size(), total)) {
+    const TileRef& tile = update_order_[total - count - 1];
+    if (!seen.emplace(tile.region, tile.tile).second) break;
+    ++count;
+  }
+  const auto buffers = static_cast<std::size_t>(ring_->buffers());
+  const auto usable = [&] {
+    for (std::size_t i = 0; i < count; ++i) {
+      if (lent_[i].after + buffers > total - count + i) return false;
+    }
+    return true;
+  };
+  while (count > 0 && !usable()) --count;
+  lent_.resize(count);
+  std::erase_if(lenders_, [count](const auto& lender) { return lender.second >= count; });
+}
+
 void OffloadedState::close() noexcept {
-  if (ring_) ring_->abandon();  // of a pass that an error left open, while its stream lives
+  if (ring_) ring_->abandon();  // ends a pass that an error left open, while its stream exists
   for (Stream* stream : {host_.get(), disk_writes_.get(), disk_reads_.get(), &link_.from_host_stream(),
                          &link_.to_host_stream()}) {
     if (stream == nullptr) continue;
     try {
       stream->synchronize();
-    } catch (...) {  // whoever used what failed has the error
+    } catch (...) {  // the user of the failed work has the error
     }
   }
 }
@@ -215,7 +266,8 @@ void OffloadedState::send_gradients(FlatBuffer& flat, kernels::GradientStatistic
   stream.wait(flat.reduce_done);
   kernels::gradient_statistics(stream, residency_.gradients(flat, flat.owned()), statistics);
   const TensorView kept = residency_.gradients(flat, residency_.optimizer_range(flat));
-  flat.gradients_on_host = link_.copy_to_host(flat.host_gradients.data(), kept.data, kept.bytes(), {});
+  const std::array ready{flat.host_gradients_free};
+  flat.gradients_on_host = link_.copy_to_host(flat.host_gradients.data(), kept.data, kept.bytes(), ready);
   flat.transient_gradients.release(flat.gradients_on_host);
   if (!config_.overlap) flat.gradients_on_host.wait();
 }
@@ -257,7 +309,7 @@ const ShardSlice& OffloadedState::open_weights(FlatBuffer& flat, const ShardSlic
     worker.wait(open_.host->free);
     data = open_.host->memory.data();
   } else if (flat.master || flat.tiles.elements > 0) {
-    data = residency_.parameters(flat, slice.range).data;  // straight to where they live
+    data = residency_.parameters(flat, slice.range).data;  // written in place
   }
   open_.slice.weight = {data, config_.precision.compute, Shape{slice.range.size()}};
   if (slice.on_host) {
@@ -273,14 +325,14 @@ void OffloadedState::close_weights() {
   Stream& worker = *slice.stream;
   if (slice.on_host) {
     worker.enqueue("updated " + flat.name, [begun = open_.begun, sum = update_seconds_] {
-      sum->fetch_add(seconds_now() - *begun);  // taken by the issuing thread now and then
+      sum->fetch_add(seconds_now() - *begun);  // report() takes it
     });
   }
   const std::int64_t width = size_of(config_.precision.compute), bytes = slice.range.size() * width;
   const std::int64_t first = slice.range.begin - flat.shard().begin;
   Event written = worker.record();
   if (flat.parameters_tier == OffloadTier::none) {
-    // Kernels of the step before, and peers, read the old weights.
+    // Kernels of the previous step and peers may still read the old weights.
     const std::vector<Event> ready{written, compute_.record(), flat.gather_done};
     open_.host->free = flat.shard_ready =
         link_.copy_from_host(residency_.parameters(flat, slice.range).data, slice.weight.data, bytes, ready);
@@ -327,7 +379,7 @@ void OffloadedState::publish(FlatBuffer& flat, const ShardSlice& slice) {
 
 void OffloadedState::begin_update() {
   if (update_order_.empty() || updating_) return;
-  ring_->begin(update_order_);
+  ring_->begin(update_order_, true, lent_);
   updating_ = true;
   expected_ = 0;
 }
@@ -344,10 +396,11 @@ void OffloadedState::expect_update(const FlatBuffer& flat) {
   updating_ = true;
 }
 
-void OffloadedState::begin_update(const FlatBuffer& flat) {
-  if (flat.tiles.elements == 0) return;
-  ring_->begin(tiles_of(flat.tiles, 0, flat.tiles.tiles()));
-  updating_ = true;
+void OffloadedState::visit_next(FlatBuffer& flat, const std::function<void(const ShardSlice&)>& visit) {
+  for (std::int64_t tile = 0; tile < flat.tiles.tiles(); ++tile) {
+    visit(slice_of(flat, ring_->open(*host_)));
+    ring_->close(*host_, true);
+  }
 }
 
 std::int64_t OffloadedState::update_tiles(const FlatBuffer& flat) const {
@@ -382,7 +435,10 @@ void OffloadedState::close_tile() {
 }
 
 void OffloadedState::end_update() {
-  if (updating_) ring_->end(*host_);
+  const std::vector<Event> given_back = updating_ ? ring_->end(*host_) : std::vector<Event>();
+  for (const auto& [flat, first] : lenders_) {
+    if (!given_back.empty()) flat->host_gradients_free = given_back[first];
+  }
   updating_ = false;
   if (!config_.overlap) host_->synchronize();
 }

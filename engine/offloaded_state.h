@@ -1,11 +1,13 @@
 #pragma once
-/// State that lives in host memory or on NVMe: its memory, how gradients get to it, where its update works
-/// and how new weights get from there to the device. Private to engine/.
+/// State in host memory or on NVMe: its memory, the copies of gradients to it, its update, and the copies of
+/// new weights to the device. Private to engine/.
 
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/flat_buffer.h"
@@ -24,7 +26,7 @@
 
 namespace tranche::detail {
 
-/// Memory that is used in turn: free for the next user once `free` has passed.
+/// One of several buffers that are used in rotation. Its next user waits for `free`.
 struct HostSlot {
   AlignedBuffer memory;
   Event free;
@@ -34,7 +36,7 @@ struct DeviceSlot {
   Event free;
 };
 
-/// Counts since the start; of parameters the bytes on the nvme tier.
+/// Counts since the start. Those of parameters are bytes on the nvme tier.
 struct OffloadCounts {
   HostLinkCounts link;
   TileRingCounts ring;
@@ -42,17 +44,15 @@ struct OffloadCounts {
 };
 
 struct OffloadOptions {
-  SwapFileOptions swap;              ///< looked at where the nvme tier is used
-  double link_bytes_per_second = 0;  ///< a limit of each way, for tests; 0: none
+  SwapFileOptions swap;              ///< has no effect without the nvme tier
+  double link_bytes_per_second = 0;  ///< a limit of each direction, for tests; 0: none
   TraceRecorder* trace = nullptr;
   int host_threads = 1;
-  bool reads_ahead =
-      true;  ///< false for a rule with sums over whole tensors: its reads begin with the update
 };
 
 class OffloadedState {
  public:
-  /// All arguments but `options` outlive it. Throws IoError when the swap file's folder cannot be used.
+  /// All arguments but `options` must outlive it. Throws IoError when the swap file's folder cannot be used.
   OffloadedState(const Config& config, const Residency& residency, const StateResources& resources,
                  FileSystem& files, Ledger& ledger, const OffloadOptions& options);
   ~OffloadedState();
@@ -60,90 +60,101 @@ class OffloadedState {
   OffloadedState& operator=(const OffloadedState&) = delete;
 
   // --- Start and end ---
-  /// Memory and space on disk of one buffer's state.
+  /// Allocates memory and disk space for one buffer's state.
   void allocate(FlatBuffer& flat);
-  /// Buffers, streams and files, once all units have theirs. Returns why block I/O goes through threads, when
-  /// it does though io_uring was looked for.
-  std::string prepare(std::vector<UnitState>& units);
+  /// Makes buffers, streams and files, once allocate() has been called for all units. `visits`: the buffers
+  /// in the order in which a step goes through their state (visits_of_step()). Returns the reason why block
+  /// I/O uses threads, if io_uring was requested or possible but cannot be used.
+  std::string prepare(std::vector<UnitState>& units, std::span<const FlatBuffer* const> visits);
   /// Null without the nvme tier.
   SwapFile* swap() const { return swap_.get(); }
-  /// Ends passes that an error left open and waits for all streams.
+  /// Abandons a pass that an error left open, and waits for all streams.
   void close() noexcept;
 
   HostLink& link() { return link_; }
-  /// Updates, and kernels on host memory.
+  /// The stream for updates, and for kernels on host memory.
   Stream& host() { return *host_; }
 
   // --- A step ---
-  /// Sends the main gradient of what this rank keeps to host memory, behind its reduction, and takes its
-  /// statistics (device memory) on the way.
+  /// Copies the main gradient of this rank's range to host memory after its reduction, and computes its
+  /// statistics (in device memory).
   void send_gradients(FlatBuffer& flat, kernels::GradientStatistics* statistics);
-  /// This rank's shard on its way to `place` in device memory, once `ready` have passed.
+  /// Copies this rank's shard of the parameters to `place` in device memory, once `ready` have passed.
+  /// Returns the end of the copy.
   Event fetch_shard(FlatBuffer& flat, void* place, std::vector<Event> ready);
   // An update of state, or of parameters, that live off the device:
-  //     begin_update();  // once for all buffers, or by themselves for those of whole matrices
+  //     begin_update();
+  //     for (each buffer of a rule with sums) visit_next(flat, visit);
   //     for (each tile of each buffer) {
   //       const ShardSlice slice = open_tile(flat, tile);
   //       ... issue work on the slice's stream ...
   //       close_tile();
   //     }
   //     end_update();
-  /// Has the disk begin to read the state of all buffers but those of whole matrices. These are then updated
-  /// in the order of trainable buffers. Does nothing where it has begun already.
+  // Buffers of whole matrices are visited before they are updated, too. All buffers are visited and updated
+  // in the order that prepare() was given.
+  /// Starts the pass over the state on disk: the first tiles are read from now on, as many as there are
+  /// buffers. Does nothing if the pass has begun.
   void begin_update();
-  /// With tranche.update: as_reduced. The buffer is updated next. Where the pass had another order, reads
-  /// what is left anew, with this buffer first; the next pass has the order of this one.
+  /// Announces the buffer whose update comes next, with tranche.update: as_reduced. If the pass has another
+  /// order, the reads that are left start anew with this buffer, and later passes take the new order.
   void expect_update(const FlatBuffer& flat);
-  /// The same as begin_update() for the state of this buffer alone.
-  void begin_update(const FlatBuffer& flat);
+  /// Calls visit for the tiles of a buffer on the nvme tier, the next ones of the pass. They are written back
+  /// after the work that visit issues to the slice's stream.
+  void visit_next(FlatBuffer& flat, const std::function<void(const ShardSlice&)>& visit);
   /// The number of tiles in which the state that this rank keeps of a buffer is updated.
   std::int64_t update_tiles(const FlatBuffer& flat) const;
-  /// The state of the next tile, with `gradient` and the place of the new weights, which work on the slice's
-  /// stream writes. `observer`, which may be null, sees a tile from the nvme tier before that.
+  /// Opens the next tile. Returns its state, its gradient, and memory for the new weights, which the work on
+  /// the slice's stream has to write. `observer` (may be null) sees state in tiles before it changes.
   ShardSlice open_tile(FlatBuffer& flat, std::int64_t tile, StateObserver* observer = nullptr);
-  /// Sends the new weights to where they live, and writes state back; shard_ready says when the weights are
-  /// there.
+  /// Copies the new weights to their tier, and writes the state back. FlatBuffer::shard_ready passes when the
+  /// weights are there.
   void close_tile();
+  /// Ends the pass once all of its tiles have been closed.
   void end_update();
-  /// New weights from the master weights of a slice.
+  /// Makes new weights from the master weights of a slice.
   void publish(FlatBuffer& flat, const ShardSlice& slice);
 
   // --- Between steps ---
-  /// Calls visit for the tiles that `range` meets, in host memory, one after the other; they are read before
-  /// if `read`, written back after if `write`.
+  /// Calls visit for each tile that overlaps `range`, in host memory. The tile is read from the disk before
+  /// (`read`) and written back after (`write`); the writes are done on return. Abandons the pass of a step
+  /// that has not been updated yet.
   void visit_tiles(FlatBuffer& flat, ElementRange range, bool read, bool write,
                    const std::function<void(const ShardSlice&)>& visit);
-  /// Waits until issued updates of offloaded state have happened.
+  /// Waits until the issued updates of offloaded state are done.
   void await_updates();
-  /// Parameters on the nvme tier, to or from host memory.
+  /// Copies parameters on the nvme tier to or from host memory.
   void read_parameters(FlatBuffer& flat, ElementRange range, void* to);
   void write_parameters(FlatBuffer& flat, ElementRange range, const void* from);
 
-  /// Work that is issued from here on counts to the step that begins.
+  /// Begins a step: its report counts the work that is issued from here on.
   void begin_report();
   void report(StepResult& result);
 
  private:
-  /// The tile that is open, and the slots through which copies send its new weights to where they live.
+  /// The tile that is open, and the slots that hold its new weights on their way to their tier.
   struct OpenTile {
     FlatBuffer* flat = nullptr;
-    ShardSlice slice;  ///< without data of weights where master is the weight
+    ShardSlice slice;  ///< its weight has no data if master is the weight
     HostSlot* host = nullptr;
     DeviceSlot* device = nullptr;
-    std::shared_ptr<double> begun;  ///< when its work on the host began, in seconds
+    std::shared_ptr<double> begun;  ///< the time in seconds at which its work on the host began
   };
-  /// In the swap file, of parameters on the nvme tier.
+  /// The offset of a parameter on the nvme tier in the swap file.
   std::int64_t place_of(const FlatBuffer& flat, std::int64_t element) const;
   const ShardSlice& open_weights(FlatBuffer& flat, const ShardSlice& slice);
   void close_weights();
   /// The slice of an open tile of `flat`.
   ShardSlice slice_of(const FlatBuffer& flat, const TileMemory& tile) const;
-  /// Block I/O on the swap file, with the slots' memory registered.
+  /// Starts block I/O on the swap file, and registers the slots' memory with it.
   void open_io();
   std::unique_ptr<Stream> make_host_stream(const char* name, int threads);
-  /// Buffers for tiles read ahead, as many as fit in what is left of tranche.host_state and are of use; none
-  /// where nothing is read ahead.
+  /// The number of buffers beyond offload_optimizer.buffer_count, into which tiles are read ahead: as many as
+  /// fit in the bytes of tranche.host_state that hold no state, and at most one for each tile.
   int more_tile_buffers(const std::vector<UnitState>& units, std::int64_t largest_tile) const;
+  /// Lends the host memory of gradients to the last tiles of an update.
+  void lend_gradients(std::vector<UnitState>& units, std::span<const FlatBuffer* const> visits,
+                      std::int64_t largest_tile);
   bool simulated() const { return resources_.device.kind() == DeviceKind::meta; }
 
   const Config& config_;
@@ -151,26 +162,28 @@ class OffloadedState {
   StateResources resources_;
   TraceRecorder* trace_;
   int host_threads_;
-  bool reads_ahead_;
   HostLink link_;
   Stream& compute_;
   std::shared_ptr<DiskMeter> disk_;  ///< null without the nvme tier
   std::unique_ptr<BlockIo> io_;
   std::unique_ptr<SwapFile> swap_;
   std::unique_ptr<TileRing> ring_;
-  std::vector<HostSlot> host_weights_;      ///< updated on the host, on their way to device or disk
-  std::vector<DeviceSlot> device_weights_;  ///< updated on the device, on their way to the host
-  std::vector<HostSlot> shards_;            ///< of parameters, on their way from the disk
+  std::vector<HostSlot> host_weights_;      ///< new weights on their way from the host to device or disk
+  std::vector<DeviceSlot> device_weights_;  ///< new weights on their way from the device to the host
+  std::vector<HostSlot> shards_;            ///< shards of parameters on their way from the disk
   std::size_t next_host_weights_ = 0, next_device_weights_ = 0, next_shard_ = 0;
   std::vector<std::unique_ptr<RegisteredMemory>> registered_;
 
-  /// Tiles of the optimizer's state as a step goes through them, but for those of whole matrices.
+  /// The tiles of optimizer state in the order in which a step visits them. A tile occurs twice if the step
+  /// visits it before its update.
   std::vector<TileRef> update_order_;
-  std::size_t expected_ = 0;  ///< tiles of the pass before those that expect_update() has not announced
-  bool updating_ = false;     ///< a pass over tiles has begun, which the update goes through
+  std::vector<LentMemory> lent_;  ///< for the last tiles of update_order_
+  std::vector<std::pair<FlatBuffer*, std::size_t>> lenders_;  ///< and the first memory of each in lent_
+  std::size_t expected_ = 0;  ///< the number of tiles of the pass that expect_update() has announced
+  bool updating_ = false;     ///< the pass of a step's update has begun
   OpenTile open_;
 
-  OffloadCounts before_;  ///< at the start of the step, for its report
+  OffloadCounts before_;  ///< the counts at the start of the step
   std::int64_t parameters_read_ = 0, parameters_written_ = 0;
   std::shared_ptr<std::atomic<double>> update_seconds_ = std::make_shared<std::atomic<double>>(0.0);
 

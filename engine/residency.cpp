@@ -30,14 +30,15 @@ void Residency::assign_tiers(std::vector<UnitState>& units) const {
   std::vector<std::int64_t> sizes;
   for (UnitState& unit : units) {
     for (FlatBuffer& flat : unit.buffers) {
-      // Stages that share a tensor use it at different times, and would wait for each other in its gathers;
-      // ranks of the axis tensor keep what they share too.
+      // Pipeline stages that share a tensor use it at different times, and would wait for each other in its
+      // gathers. So they keep it whole, as ranks of the axis tensor do with what they share.
       flat.persistent = flat.group != nullptr && (persistent.keeps(flat.layout) ||
                                                   (config_.stage == 3 && flat.givers_a_data_rank() > 1));
       flat.parameters_tier = flat.persistent ? OffloadTier::none : config_.offload.parameters;
       if (!flat.trainable) continue;
       trainable.push_back(&flat);
-      // Ranks of the axis tensor, whose parts may differ in size, decide alike.
+      // The parts of a buffer may differ in size between ranks of the axis tensor. The largest one counts, so
+      // that these ranks offload the same units.
       sizes.push_back(flat.empty() ? 0 : std::max(flat.largest_part, flat.layout.padded_elements()));
     }
   }

@@ -1,6 +1,6 @@
 #pragma once
-/// The elements of a flat buffer's copies that a rank keeps by stage, reduction policy and offload settings,
-/// and their places in its memory. Private to engine/.
+/// Says which elements of a flat buffer's weights, gradients and optimizer state a rank keeps, and where they
+/// lie. Both follow from stage, reduction policy and offload settings. Private to engine/.
 
 #include <cstddef>
 #include <cstdint>
@@ -27,19 +27,20 @@ class PersistentBuffers {
 
 class Residency {
  public:
-  /// It outlives this.
+  /// `config` must outlive it.
   explicit Residency(const Config& config) : config_(config) {}
 
   const PrecisionConfig& precision() const { return config_.precision; }
-  /// Decides where the state of buffers lives, in the order of units.
+  /// Sets the tiers of all buffers, in the order of units.
   void assign_tiers(std::vector<UnitState>& units) const;
 
-  /// The gradients and the optimizer's state are sharded over the replicas of the buffer too, each of which
-  /// keeps what it owns.
+  /// True when gradients and optimizer state are sharded over the buffer's replicas as well: each replica
+  /// keeps the part that it owns.
   bool over_replicas(const FlatBuffer& flat) const {
     return flat.replicas != nullptr && config_.stage > 0 && config_.replicate == Replicate::parameters;
   }
-  /// The group's sums are accumulated in the shard, and added up over the replicas once a step.
+  /// True when the sums of the buffer's group are accumulated in the shard, and the replicas add them up once
+  /// a step.
   bool sums_replicas_once(const FlatBuffer& flat) const {
     return flat.replicas != nullptr && config_.replica_sum == ReplicaSum::step &&
            policy(flat) == ReductionPolicy::micro_batch;
@@ -56,42 +57,44 @@ class Residency {
   bool whole_optimizer(const FlatBuffer& flat) const {
     return config_.stage == 0 || (flat.layout.ranks() == 1 && !over_replicas(flat));
   }
-  /// The main gradient has room for the whole buffer: it is the local accumulator, or stage 0 wants all of
-  /// it.
+  /// True when the main gradient covers the whole buffer: it is the local accumulator, or stage 0 keeps all
+  /// of it.
   bool whole_gradients(const FlatBuffer& flat) const {
     return whole_optimizer(flat) || policy(flat) == ReductionPolicy::boundary;
   }
-  /// Every rank gathers the whole main gradient once a step's is complete.
+  /// True when every rank gathers the whole main gradient, once that of the step is complete.
   bool gathers_gradients() const { return config_.stage == 0; }
-  /// Kernels add straight into the persistent accumulator.
+  /// True when kernels add gradients directly to the main gradient, which persists over micro-batches.
   bool direct_accumulation(const FlatBuffer& flat) const {
     return policy(flat) == ReductionPolicy::boundary && config_.precision.accumulation == DataType::float32;
   }
-  /// The gradients of two uses are added up over micro-batches, each by itself.
+  /// True when the gradients of two uses are summed over micro-batches separately.
   bool keeps_last_use(const FlatBuffer& flat) const {
     return flat.sums_uses() && policy(flat) == ReductionPolicy::boundary;
   }
-  /// Some of the unit's parameters must be gathered before they can be used.
+  /// True when some of the unit's parameters must be gathered before they can be used.
   bool gathers(const UnitState& unit) const;
-  /// The main gradient takes memory of the step only: one micro-batch makes the step, and nothing needs it on
-  /// the device behind that.
+  /// True when the main gradient takes step memory and has no buffer of its own: the step has one
+  /// micro-batch, and the gradient leaves the device as soon as it is reduced.
   bool transient_gradients(const FlatBuffer& flat) const {
     return !keeps_last_use(flat) && flat.optimizer_tier != OffloadTier::none &&
            config_.accumulation_steps == 1;
   }
-  /// Anything of the buffer, or of the unit, lives off the device.
+  /// True when some state of the buffer, or of the unit, is not on the device.
   bool offloaded(const FlatBuffer& flat) const {
     return flat.optimizer_tier != OffloadTier::none || flat.parameters_tier != OffloadTier::none;
   }
   bool offloaded(const UnitState& unit) const;
-  /// Training reads the weights as int8 blocks say them. Frozen ones have no master weights, and stay exact.
+  /// True when training uses weights that were rounded to int8 blocks. Frozen weights stay exact, because
+  /// they have no master weights.
   bool quantizes(const FlatBuffer& flat) const { return config_.quantized_weights && flat.trainable; }
-  /// Its gradients travel as int8 blocks. Where they are added by use, each use's is rounded to the
-  /// communication dtype instead, on every mesh: blocks of a sum would not be the sum of blocks.
+  /// True when its gradients are sent as int8 blocks. Gradients that are added by use are rounded to the
+  /// communication dtype instead, on every mesh, because blocks of a sum differ from the sum of blocks.
   bool quantizes_gradients(const FlatBuffer& flat) const {
     return config_.quantized_gradients && !flat.adds_by_use();
   }
-  /// The weights that updates start from lie where the parameters do, and are what training reads.
+  /// True when the parameters lie in the same memory as the optimizer state, and have the values that updates
+  /// start from (not those of int8 blocks).
   bool parameters_beside_state(const FlatBuffer& flat) const {
     return !flat.in_tiles() && flat.optimizer_tier == flat.parameters_tier &&
            !(quantizes(flat) && whole_parameters(flat));
@@ -99,24 +102,24 @@ class Residency {
   /// Dtype of the master weights of a trainable buffer; uint16 for the lower halves of fp32 numbers, whose
   /// upper halves are the parameters.
   DataType master_type(const FlatBuffer& flat) const;
-  /// The master weights, where they are not on nvme, have memory of their own: the parameters hold other
-  /// values, or lie elsewhere.
+  /// True when master weights that are not on nvme have a buffer of their own, because the parameters have
+  /// other values or lie elsewhere.
   bool separate_master(const FlatBuffer& flat) const {
     return master_type(flat) != config_.precision.compute || !parameters_beside_state(flat);
   }
-  /// Dtype of the master weights in checkpoints, where halves are put together.
+  /// Dtype of the master weights in checkpoints, which hold whole numbers in place of halves.
   DataType saved_master_type() const {
     return config_.precision.master == MasterFormat::none ? DataType::bfloat16 : DataType::float32;
   }
-  /// How new values are rounded to weights.
+  /// The rounding of updated values to weights.
   kernels::WeightRounding rounding() const;
 
-  // These are empty for a buffer that this rank does not hold.
+  // The sizes and ranges below are 0 or empty for a buffer that this rank does not hold.
   /// Bytes of the weights that this rank keeps between gathers.
   std::int64_t parameter_bytes(const FlatBuffer& flat) const;
   /// Bytes of master weights and state of a trainable buffer that is in tiles.
   std::int64_t tile_bytes(const FlatBuffer& flat) const;
-  /// Elements that are updated at a time, of state that is not on the device.
+  /// The elements of a tile; offloaded state is updated tile by tile.
   std::int64_t tile_elements() const { return config_.offload.tile_elements; }
   /// Range of the flat buffer whose optimizer state this rank keeps.
   ElementRange optimizer_range(const FlatBuffer& flat) const;
@@ -125,7 +128,7 @@ class Residency {
   /// Range of the flat buffer whose parameters this rank keeps between gathers.
   ElementRange parameters_range(const FlatBuffer& flat) const;
 
-  // Elements [range) of a flat buffer in the memory that keeps them, which is not on nvme.
+  // Views of elements [range) in the memory that holds them, which is not on nvme.
   TensorView parameters(const FlatBuffer& flat, ElementRange range) const;
   TensorView gradients(const FlatBuffer& flat, ElementRange range) const;
   /// The main gradient in host memory, of a buffer whose optimizer state is off the device.
@@ -133,11 +136,13 @@ class Residency {
   /// The master weights of a trainable buffer.
   TensorView master(const FlatBuffer& flat, ElementRange range) const;
   TensorView state(const FlatBuffer& flat, std::size_t which, ElementRange range) const;
-  /// Master weights, with upper halves if they are lower ones, and state; without a stream.
+  /// The master weights and optimizer state of a range, without a stream. If the master weights are lower
+  /// halves, `weight` has the upper ones.
   ShardSlice slice(const FlatBuffer& flat, ElementRange range) const;
 
  private:
-  /// Keeps state in host memory that is asked for on nvme, in the order of units, while bytes last.
+  /// Lets state that is requested on nvme stay in host memory as long as tranche.host_state has bytes, in the
+  /// order of units: weights first, then optimizer state.
   void choose_homes(std::vector<UnitState>& units) const;
 
   const Config& config_;

@@ -65,7 +65,7 @@ std::string advice_on_host_memory(const OffloadConfig& offload) {
 }  // namespace
 
 void check_host_memory(const Runtime& runtime, const Config& config, const StateStore& store,
-                       const StateFormulas& formulas, bool sums) {
+                       const StateFormulas& formulas) {
   // On a CPU device memory is host memory; a limit of device memory has a separate error.
   const bool device_counts = runtime.device().host_accessible() && config.device_memory_limit == 0;
   if (runtime.device().kind() == DeviceKind::meta || !(config.offload.any() || device_counts)) return;
@@ -97,7 +97,7 @@ void check_host_memory(const Runtime& runtime, const Config& config, const State
   if (config.offload.parameters == OffloadTier::nvme) needed += config.offload.parameter_buffers * largest;
   if (tiles) {
     needed += config.offload.tile_buffers * largest_tile;
-    if (!sums) needed += std::max<std::int64_t>(0, config.offload.host_state_bytes() - stay);
+    needed += std::max<std::int64_t>(0, config.offload.host_state_bytes() - stay);
   }
   if (device_counts) {
     const StateFormulas::Bytes bytes = formulas.bytes();

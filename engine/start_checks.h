@@ -24,8 +24,7 @@ std::string need_of_all_gradients(const Optimizer& optimizer, const StateStore& 
 /// Throws ConfigurationError where tranche.update: as_reduced is asked for and units cannot be updated so.
 void check_update(const Config& config, const Optimizer& optimizer, const StateStore& store, bool sums);
 /// Throws OutOfMemory if the host has less memory than the state of all ranks of the node needs there.
-/// `sums`: the rule asks for some.
 void check_host_memory(const Runtime& runtime, const Config& config, const StateStore& store,
-                       const StateFormulas& formulas, bool sums);
+                       const StateFormulas& formulas);
 
 }  // namespace tranche::detail

@@ -195,7 +195,7 @@ void StateStore::visit_in_step(FlatBuffer& flat, const std::function<void(const 
     return visit(kept);
   }
   offload_->host().wait(flat.gradients_on_host);
-  offload_->visit_tiles(flat, residency_.optimizer_range(flat), true, true, [&](ShardSlice tile) {
+  offload_->visit_next(flat, [&](ShardSlice tile) {
     if (observer_ != nullptr) observer_->before_update(flat, tile);
     tile.gradient = residency_.host_gradients(flat, tile.range);
     visit(tile);

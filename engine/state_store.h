@@ -22,19 +22,19 @@ namespace tranche::detail {
 
 class OffloadedState;
 
-/// Sees state in tiles (FlatBuffer::in_tiles) before it changes, as a save in progress has to.
+/// Sees state in tiles (FlatBuffer::in_tiles) before it changes. A save in progress is one.
 class StateObserver {
  public:
   virtual ~StateObserver() = default;
-  /// The step updates this slice behind what the slice's stream was given so far.
+  /// Called before the step issues the update of this slice to the slice's stream.
   virtual void before_update(const FlatBuffer& flat, const ShardSlice& slice) = 0;
-  /// The step has issued its last update to `stream`.
+  /// Called when the step has issued its last update to `stream`.
   virtual void updates_issued(Stream& stream) = 0;
-  /// Something other than a step is about to replace state.
+  /// Called before something other than a step replaces state.
   virtual void before_write() = 0;
 };
 
-/// Memory and streams of a rank; all outlive the store.
+/// The device and memory of a rank; all must outlive the store.
 struct StateResources {
   Device& device;
   MemoryResource& device_memory;
@@ -43,7 +43,7 @@ struct StateResources {
 
 class StateStore {
  public:
-  /// `layout` with its exchanges.
+  /// `layout` must have its exchanges (with_exchanges()).
   StateStore(const Residency& residency, StateLayout layout, const StateResources& resources);
   ~StateStore();
   StateStore(const StateStore&) = delete;
@@ -69,19 +69,20 @@ class StateStore {
   /// Position of a tensor in its unit; throws InvalidArgument naming the unit's tensors.
   int index_in_unit(int unit, std::string_view tensor) const;
   /// The tensor at a position of its unit; throws InvalidArgument when there is none.
+  const TensorState& tensor_in_unit(int unit, int index) const;
   /// Throws InvalidArgument, naming the stage, for a tensor that another stage of a pipeline holds.
   void require_held(const TensorState& tensor) const;
-  const TensorState& tensor_in_unit(int unit, int index) const;
 
   // --- Memory ---
-  /// Adopts what moves state off the device, before allocate(); without it all state lives on the device.
+  /// Takes the part that keeps state off the device. Called before allocate(); without it all state is on the
+  /// device.
   void set_offload(std::unique_ptr<OffloadedState> offload);
   OffloadedState* offload() const { return offload_.get(); }
-  /// Takes the memory, and the space on disk, of a unit's state.
+  /// Allocates memory and disk space for a unit's state.
   void allocate(UnitState& unit);
-  /// The main gradient's memory, unless it has some or takes memory of the step.
+  /// Allocates the main gradient's memory, unless it has been allocated.
   void allocate_gradients(FlatBuffer& flat);
-  /// The observer outlives its use; null ends it.
+  /// Sets the observer, which must live until another one, or null, is set.
   void observe(StateObserver* observer) { observer_ = observer; }
   StateObserver* observer() const { return observer_; }
 
@@ -91,17 +92,18 @@ class StateStore {
 
   // --- Elements ---
   enum class Access { read, replace, update };
-  /// Weights and optimizer state of [range), which lies in device or host memory and in what this rank keeps.
+  /// The weights and optimizer state of [range), which must be in device or host memory and within what this
+  /// rank keeps.
   ShardSlice slice(FlatBuffer& flat, ElementRange range);
   /// Calls visit for slices of all state that this rank keeps of a buffer, with its main gradient and, on the
-  /// device, its weights. What visit issues to a slice's stream may change it. A step's use alone: nothing is
-  /// waited for but the tiles of the nvme tier, which an observer sees before.
+  /// device, its weights. The work that visit issues to a slice's stream may change them. Only for a step's
+  /// update, before the buffer's own: it does not wait for earlier work on the state, and takes the next
+  /// tiles of the pass over the disk (OffloadedState::begin_update). An observer sees state in tiles first.
   void visit_in_step(FlatBuffer& flat, const std::function<void(const ShardSlice&)>& visit);
-  /// The one slice of a buffer whose state is in device or host memory.
+  /// All state that this rank keeps of a buffer, which must be in device or host memory, with its gradient.
   ShardSlice slice_in_step(FlatBuffer& flat);
   /// Calls visit for slices of the master weights and optimizer state in `range` (within what this rank
-  /// keeps), wherever they live; what it issues or does has happened when visit() returns. `replace`: visit
-  /// writes all of it.
+  /// keeps), on any tier. The work that it issues is done on return. `replace`: visit writes every element.
   void visit(FlatBuffer& flat, ElementRange range, Access access,
              const std::function<void(const ShardSlice&)>& visit);
   /// Copies between this rank's device or host memory and host memory of the caller; done on return.
@@ -111,30 +113,30 @@ class StateStore {
   /// caller; done on return.
   void read_halves(const ShardSlice& slice, float* to);
   void write_halves(const ShardSlice& slice, const float* from);
-  /// This rank's parameters in [range), read to or written from host memory, wherever they live.
+  /// Copies this rank's parameters in [range), on any tier, to or from host memory.
   void read_parameters(FlatBuffer& flat, ElementRange range, void* to);
   void write_parameters(FlatBuffer& flat, ElementRange range, const void* from);
-  /// Makes the weights that models read from new master weights, and begins to gather them where a rank keeps
-  /// more parameters than it has optimizer state of. Collective over the buffer's replicas and group in that
-  /// case. `phase` names the gathers in traces.
+  /// Makes the weights that models read from new master weights. If a rank keeps more parameters than it has
+  /// optimizer state for, this starts to gather them, and is collective over the buffer's replicas and group.
+  /// `phase` names the gathers in traces.
   void publish(FlatBuffer& flat, const char* phase);
-  /// The gathers of publish() alone. Weights that travel as int8 blocks, and of which a rank keeps all, are
-  /// read back from them for the sake of training, also on a rank alone.
+  /// Only the gathers of publish(). If weights are sent as int8 blocks and a rank keeps all of them, it
+  /// trains with the values of the blocks, also if it is the only rank.
   void gather_updated(FlatBuffer& flat, const char* phase);
-  /// Makes the weights of which a rank keeps all those of the master weights again, where int8 blocks took
-  /// their place: a skipped step writes none.
+  /// Rounds weights from the master weights again where a rank keeps all of them and int8 blocks have
+  /// replaced them. A skipped step, which writes no weights, needs this.
   void restore_weights(FlatBuffer& flat);
-  /// Weights that a rank keeps whole are those that int8 blocks say (training), or rounded from the master
-  /// weights (everything else). Publishes them anew where they are not; collective like publish().
+  /// Gives weights that a rank keeps whole the values of int8 blocks (training), or of the master weights
+  /// (everything else), if they have the other ones. Collective like publish().
   void set_weights_for(bool training);
-  /// Says that weights which this rank keeps were written past publish().
+  /// Called after weights that this rank keeps were written without publish().
   void weights_written() { for_training_.reset(); }
 
  private:
   void allocate(FlatBuffer& flat);
   /// Waits until no gather reads or writes the weights, so that the host may.
   static void await_gathers(const FlatBuffer& flat);
-  /// The same, and until weights on their way between device and host are where they live.
+  /// The same, and waits for weights that are copied between device and host.
   void await_parameters(const FlatBuffer& flat);
   bool simulated() const { return resources_.device.kind() == DeviceKind::meta; }
 
@@ -146,7 +148,7 @@ class StateStore {
   Residency residency_;
   StateObserver* observer_ = nullptr;
   std::unique_ptr<OffloadedState> offload_;  ///< null: all state lives on the device
-  std::optional<bool> for_training_ = true;  ///< which weights are kept whole; empty: neither
+  std::optional<bool> for_training_ = true;  ///< as given to set_weights_for(); empty: unknown
 };
 
 }  // namespace tranche::detail

@@ -11,6 +11,27 @@
 
 namespace tranche::detail {
 
+std::vector<const FlatBuffer*> visits_of_step(const StateStore& store, const Config& config,
+                                              const FlatUpdater& updater, const WholeMatrices& matrices) {
+  std::vector<const FlatBuffer*> visits;
+  for (const UnitState& unit : store.units()) {
+    std::vector<const FlatBuffer*> of_unit;
+    for (const FlatBuffer& flat : unit.buffers) {
+      if (flat.trainable && !flat.whole_matrices) of_unit.push_back(&flat);
+    }
+    // Early updates follow the backward pass.
+    const bool backward = config.update == UpdateTime::as_reduced;
+    visits.insert(backward ? visits.begin() : visits.end(), of_unit.begin(), of_unit.end());
+  }
+  if (updater.has_sums()) {
+    const std::vector<const FlatBuffer*> again = visits;
+    visits.insert(visits.end(), again.begin(), again.end());
+  }
+  const std::vector<const FlatBuffer*> of_matrices = matrices.visits();
+  visits.insert(visits.end(), of_matrices.begin(), of_matrices.end());
+  return visits;
+}
+
 StepBoundary::StepBoundary(StateStore& store, const Config& config, FlatUpdater& updater,
                            WholeMatrices& matrices, Communicator& ranks, const Mesh& mesh, Device& device,
                            const StepScalars& scalars, const PieceStatistics& pieces)
@@ -53,8 +74,8 @@ void StepBoundary::count(StepRecord& mine, std::vector<std::int64_t>& tokens) {
     kernels::gradient_statistics(compute_, store_.residency().gradients(flat, flat.owned()),
                                  scalars_.statistics() + i);
   }
-  // Defaults stay in place where no kernel writes (the meta device): clean flags, nominal tokens, and a norm
-  // that is not zero.
+  // On the meta device no kernel writes these, and the initial values remain: no flags, nominal tokens, and a
+  // norm that is not zero.
   std::vector<double> losses(static_cast<std::size_t>(micro_batches), 0.0);
   std::vector<kernels::GradientStatistics> statistics(count);
   device_.copy_to_host(compute_, losses.data(), scalars_.losses(), micro_batches * 8);
@@ -83,8 +104,8 @@ void StepBoundary::count(StepRecord& mine, std::vector<std::int64_t>& tokens) {
 }
 
 void StepBoundary::hash_calls(StepRecord& mine) const {
-  // Ranks that hold the same buffers make the same calls in each of their groups, and all make those of all
-  // ranks.
+  // All ranks make the same calls in the group of all ranks. In the groups of buffers those make the same
+  // calls that hold the same buffers.
   mine.sequence_hash = ranks_.sequence_hash();
   std::vector<const Communicator*> hashed{&ranks_, nullptr};
   for (const FlatBuffer* flat : store_.trainable()) {
@@ -113,8 +134,7 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nomina
   std::vector<std::int64_t> tokens(static_cast<std::size_t>(config_.accumulation_steps), nominal_tokens);
   count(mine, tokens);
   hash_calls(mine);
-  // One exchange carries everything. Without peers that answer (a plan) every rank is taken to say what this
-  // one says.
+  // One exchange has all records. In a plan no peer answers, and all ranks are assumed to have this record.
   const auto rank_count = static_cast<std::size_t>(ranks_.size());
   Agreement all;
   all.records.assign(rank_count, mine);
@@ -183,7 +203,7 @@ void StepBoundary::measure_pieces(std::span<const std::int64_t> tokens, Agreemen
     mine.squares.add(squares[p].value() / static_cast<double>(of_piece[p]));
     ++mine.count;
   }
-  // Without peers that answer (a plan) every data rank is taken to say what this one says.
+  // In a plan no peer answers, and all data ranks are assumed to have this one's figures.
   std::vector<Pieces> pieces(static_cast<std::size_t>(mesh_.data_ranks()), mine);
   std::vector<Pieces> received(ranks_.simulated() ? 1 : static_cast<std::size_t>(ranks_.size()));
   ranks_
@@ -204,6 +224,7 @@ void StepBoundary::measure_pieces(std::span<const std::int64_t> tokens, Agreemen
 void StepBoundary::prepare(const OptimizerStep& step) {
   OffloadedState* const offload = store_.offload();
   Stream* const host = offload != nullptr ? &offload->host() : nullptr;
+  if (offload != nullptr) offload->begin_update();
   updater_.send_numbers(device_, compute_, host, step);
   if (!updater_.has_sums()) return;
   updater_.clear_sums(compute_, host);
@@ -218,18 +239,14 @@ void StepBoundary::prepare(const OptimizerStep& step) {
 void StepBoundary::update(const OptimizerStep& step) {
   prepare(step);
   // Updates of offloaded state go on while the device updates its own.
-  if (OffloadedState* const offload = store_.offload()) {
-    offload->begin_update();
-    for (FlatBuffer* flat : store_.trainable()) {
-      if (flat->optimizer_tier != OffloadTier::none && !flat->empty() && !flat->whole_matrices) {
-        update_tiles(*flat, step);
-      }
+  for (FlatBuffer* flat : store_.trainable()) {
+    if (flat->optimizer_tier != OffloadTier::none && !flat->empty() && !flat->whole_matrices) {
+      update_tiles(*flat, step);
     }
-    offload->end_update();
   }
   for (FlatBuffer* flat : store_.trainable()) update_on_device(*flat, step);
   matrices_.update(step);
-  finish_offloaded();
+  end_update();
 }
 
 void StepBoundary::finish_offloaded() {
@@ -245,7 +262,6 @@ void StepBoundary::finish_offloaded() {
 
 void StepBoundary::begin_update(const OptimizerStep& step) {
   prepare(step);
-  if (OffloadedState* const offload = store_.offload()) offload->begin_update();
 }
 
 void StepBoundary::update(FlatBuffer& flat, const OptimizerStep& step) {
@@ -256,13 +272,13 @@ void StepBoundary::update(FlatBuffer& flat, const OptimizerStep& step) {
 
 void StepBoundary::end_update() {
   if (OffloadedState* const offload = store_.offload()) offload->end_update();
-  finish_offloaded();  // now that no reduction can wait for the gathers, which wait for updates
+  finish_offloaded();  // last, because reductions behind these gathers would wait for the updates, too
 }
 
 void StepBoundary::update_on_device(FlatBuffer& flat, const OptimizerStep& step) {
   if (flat.empty() || flat.optimizer_tier != OffloadTier::none || flat.whole_matrices) return;
   compute_.wait(
-      flat.gather_done);  // peers read the old weights of this shard, also of units that nobody held
+      flat.gather_done);  // peers may still read the old weights of this shard, whoever held the unit
   if (store_.residency().offloaded(flat)) return update_tiles(flat, step);
   const ShardSlice slice = store_.slice_in_step(flat);
   const auto apply = [&] { updater_.apply(step, flat, slice); };

@@ -45,8 +45,7 @@ std::int64_t StepSequence::open(const Shape& shape, std::span<const std::int64_t
   } else {
     parts_.recorder.next_micro_batch(shape);
   }
-  // A rule with sums first reads its state once, before the update.
-  if (last && offload != nullptr && !parts_.updater.has_sums()) offload->begin_update();
+  if (last && offload != nullptr) offload->begin_update();
   parts_.reducer.begin_micro_batch(number);
   if (!parts_.gatherer.in_sequence()) {
     parts_.gatherer.begin_sequence(Program::train, !one_sequence_ && !last);

@@ -11,7 +11,6 @@
 #include "engine/breakdown.h"
 #include "engine/data_groups.h"
 #include "engine/early_updates.h"
-#include "engine/flat_updater.h"
 #include "engine/gradient_reducer.h"
 #include "engine/micro_batches.h"
 #include "engine/parameter_gatherer.h"
@@ -41,7 +40,6 @@ class StepSequence {
     StepRecorder& recorder;
     ParameterGatherer& gatherer;
     GradientReducer& reducer;
-    const FlatUpdater& updater;
     const StepScalars& scalars;
     const DataGroups& groups;
     StepBoundary& boundary;

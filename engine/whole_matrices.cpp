@@ -92,7 +92,7 @@ void WholeMatrices::update(const OptimizerStep& step) {
     const auto run = [&](std::size_t i, auto stage) {
       if (i < plan_.exchanges.size()) (this->*stage)(plan_.exchanges[i], under_way[i % flights], step);
     };
-    // Unsigned wrap-around puts negative numbers beyond the end.
+    // Unsigned wrap-around puts negative numbers beyond the end. visits() has the same order.
     for (std::size_t i = 0; i < plan_.exchanges.size() + 2; ++i) {
       run(i, &WholeMatrices::begin);
       run(i - 1, &WholeMatrices::compute);
@@ -100,6 +100,16 @@ void WholeMatrices::update(const OptimizerStep& step) {
     }
   }
   arena_.end();
+}
+
+std::vector<const FlatBuffer*> WholeMatrices::visits() const {
+  std::vector<const FlatBuffer*> visits;
+  const std::size_t count = plan_.exchanges.size();
+  for (std::size_t i = 0; i < count + 2; ++i) {
+    if (i < count) visits.push_back(plan_.exchanges[i].flat);          // begin()
+    if (i - 2 < count) visits.push_back(plan_.exchanges[i - 2].flat);  // finish()
+  }
+  return visits;
 }
 
 /// Calls visit for the parts of tensors in a slice, with their place in the message.
@@ -248,7 +258,6 @@ void WholeMatrices::finish(MatrixExchange& exchange, Flight& flight, const Optim
   };
   if (store_.residency().offloaded(flat)) {
     OffloadedState& offload = *store_.offload();
-    offload.begin_update(flat);
     for (std::int64_t tile = 0; tile < offload.update_tiles(flat); ++tile) {
       const ShardSlice slice = offload.open_tile(flat, tile);
       if (!step.apply) {
@@ -262,7 +271,6 @@ void WholeMatrices::finish(MatrixExchange& exchange, Flight& flight, const Optim
       }
       offload.close_tile();
     }
-    offload.end_update();
   } else {
     apply(store_.slice_in_step(flat));
     if (!step.apply && store_.residency().quantizes(flat)) store_.restore_weights(flat);

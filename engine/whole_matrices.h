@@ -33,6 +33,8 @@ class WholeMatrices {
   /// Three buffers are in flight at a time, so that messages overlap with the matrix products of others.
   /// State on the nvme tier is read and written twice: before its message and after it.
   void update(const OptimizerStep& step);
+  /// The buffers in the order in which update() visits their state.
+  std::vector<const FlatBuffer*> visits() const;
 
   /// Elements and bytes that this rank sends along an axis in a step.
   TrafficCount sent(MeshAxis axis) const;

@@ -209,6 +209,11 @@ void resolve(PlanRequest& request, std::vector<int> ranks, const MostOfAll& most
 
 }  // namespace
 
+std::int64_t most_host_state(const HostMemory& memory) {
+  const std::int64_t allowed = allowed_of(memory);
+  return allowed == no_limit ? 0 : allowed;
+}
+
 void resolve_host_state(PlanRequest& request) {
   if (!request.config.offload.uses_nvme() || request.config.offload.host_state >= 0) return;
   resolve(request, differing_ranks(request), [](std::int64_t own) { return own; });

@@ -19,6 +19,11 @@
 //  - activations: state plus the activations that a trial of equal stages measured exceeds the budget
 //    (activations_; they depend on neither the ZeRO stage nor the tier of state);
 //  - micro-batch: the same candidate with the smallest micro-batch does not fit (least_fits_).
+//
+// State on nvme. As long as tranche.host_state is auto, the seconds of a candidate with state on nvme count
+// all the host state that its budget could leave: a lower bound. Once such a candidate fits, keep_in_host()
+// plans what its budget does leave, and the candidate goes back to the queue with the seconds of that.
+//
 // With MeshSearchRequest::exhaustive every candidate is planned, and tests compare both results.
 //
 // With a machine the search goes on to the best candidate of each case and ZeRO stage that the formula calls
@@ -48,6 +53,7 @@
 #include "planner/step_cost.h"
 #include "tranche/core/error.h"
 #include "tranche/partition/mesh.h"
+#include "tranche/planner/host_state.h"
 
 namespace tranche::planner {
 
@@ -261,8 +267,15 @@ class MeshSearch {
   const Levers& levers_at(const Candidate& one) const {
     return case_at(one).levers[static_cast<std::size_t>(one.lever)];
   }
+  using Key = std::tuple<int, int, std::int64_t>;
+  static Key key_of(const Candidate& one) { return {one.place, one.lever, one.micro_batch}; }
   Config config_of(const Candidate& one) const {
-    return with_levers(case_at(one).base, levers_at(one), one.micro_batch);
+    Config config = with_levers(case_at(one).base, levers_at(one), one.micro_batch);
+    if (const auto found = kept_.find(key_of(one)); found != kept_.end()) {
+      config.offload.host_state = found->second.bytes;
+      config.offload.host_state_reason = found->second.reason;
+    }
+    return config;
   }
 
   /// Lower bound of the device memory in bytes of rank `rank` of the case (an index in `ranks`).
@@ -362,9 +375,14 @@ class MeshSearch {
     config.mesh = case_at(one).alone.config.mesh;
     config.pipeline_stages = case_at(one).alone.config.pipeline_stages;
     const bool gathers_once = case_at(one).schedule == "breadth-first" && config.stage == 3;
+    std::int64_t& host_state = config.offload.host_state;
+    if (host_state < 0) host_state = most_host_state(fit_.plan.host_memory);
     if (case_at(one).stages() > 1) {
       config.pipeline_schedule = "1f1b";
       config.pipeline_chunks = 0;
+      // The same share of the state of all stages stays as of the fullest one.
+      host_state =
+          static_cast<std::int64_t>(static_cast<double>(host_state) / case_at(one).shares.most_state);
     }
     if (gathers_once) config.gather_for = GatherFor::step;
     return config;
@@ -480,8 +498,6 @@ class MeshSearch {
     return most;
   }
 
-  static auto key_of(const Candidate& one) { return std::tuple(one.place, one.lever, one.micro_batch); }
-
   /// The peaks of a trial; each trial is planned at most once. Throws what a run would refuse.
   PlannedPeaks trial_peaks(const Candidate& one, bool all_ranks) {
     const auto found = peaks_.find(key_of(one));
@@ -496,6 +512,7 @@ class MeshSearch {
     peaks_[key_of(one)] = peaks;
     if (first) {
       ++result_.counts.planned;
+      planned_at_[key_of(one)] = result_.planned.size();
       MeshTrial trial = trial_of_peaks(one, peaks);
       trial.bound = bound;
       result_.planned.push_back(std::move(trial));
@@ -615,12 +632,34 @@ class MeshSearch {
     trial.peak = peaks.device;
     trial.host = peaks.host;
     trial.nvme = peaks.nvme;
+    trial.host_state = config.offload.host_state;
+    trial.host_state_reason = config.offload.host_state_reason;
     made.missing = excess(peaks, fit_.budget);
     trial.fits = made.missing == 0;
     trial.cost = formula_cost(one);
     made.seconds = trial.cost.total();
     made.planned = true;
     return made;
+  }
+
+  /// Lets state of a candidate that fits and has state on nvme stay in the host memory that its budget
+  /// leaves, once, where the configuration leaves that to `auto`. Returns true, with the candidate back in
+  /// the queue, if it takes longer than the bound said.
+  bool keep_in_host(Candidate one) {
+    PlanRequest at = fit_.plan;
+    at.config = config_of(one);
+    if (!at.config.offload.uses_nvme() || at.config.offload.host_state >= 0) return false;
+    resolve_host_state(at);
+    kept_[key_of(one)] = {at.config.offload.host_state, at.config.offload.host_state_reason};
+    peaks_[key_of(one)] = plan_ranks(one, config_of(one), false, false);
+    MeshTrial& shown = result_.planned[planned_at_.at(key_of(one))];
+    const std::int64_t bound = shown.bound;
+    shown = trial_of_peaks(one, peaks_.at(key_of(one)));
+    shown.bound = bound;
+    if (shown.seconds <= one.seconds) return false;
+    one.seconds = shown.seconds;
+    queue_.push(one);
+    return true;
   }
 
   void count(Verdict verdict) {
@@ -668,6 +707,7 @@ class MeshSearch {
         expand(one);
         continue;
       }
+      if (keep_in_host(one)) continue;
       if (!request_.machine && !whole_step_fits(one)) {
         expand(one);
         continue;
@@ -687,7 +727,7 @@ class MeshSearch {
     for (Candidate one; next(one, std::numeric_limits<double>::infinity());) {
       const Verdict verdict = judge(one);
       count(verdict);
-      if (verdict == Verdict::fits) all.push_back(one);
+      if (verdict == Verdict::fits && !keep_in_host(one)) all.push_back(one);
     }
     std::vector<MeshTrial> fitting;
     std::set<std::tuple<int, int>> found;
@@ -778,6 +818,7 @@ class MeshSearch {
         expand(one);
         continue;
       }
+      if (keep_in_host(one)) continue;
       MeshTrial trial = trial_of_peaks(one, peaks_.at(key_of(one)));
       try {
         if (request_.machine) trial.seconds = projected(one).total();
@@ -887,10 +928,16 @@ class MeshSearch {
   std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> queue_;
   std::map<std::tuple<std::string, int, std::int64_t>, pipeline::PipelineSchedule> schedules_;
   std::map<Work, std::vector<std::int64_t>> activations_;  ///< peak bytes of each rank of the case
-  std::map<std::tuple<int, int, std::int64_t>, PlannedPeaks> peaks_;
+  std::map<Key, PlannedPeaks> peaks_;
+  std::map<Key, std::size_t> planned_at_;  ///< index in MeshSearchResult::planned
+  struct HostStateOf {
+    std::int64_t bytes = 0;
+    std::string reason;
+  };
+  std::map<Key, HostStateOf> kept_;  ///< of candidates with state on nvme that fit, where it is `auto`
   std::map<std::tuple<int, int, std::int64_t>, bool> least_fits_;  ///< by case, lever and room: the smallest
                                                                    ///< micro-batch fits
-  std::set<std::tuple<int, int, std::int64_t>> refused_;
+  std::set<Key> refused_;
   std::set<Beside> lacks_beside_;  ///< states whose host memory or nvme exceeds the budget
   std::vector<Failure> failures_;
   std::vector<Candidate> candidates_;  ///< the candidates of what fits, in the order of `fitting`

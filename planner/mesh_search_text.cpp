@@ -120,6 +120,7 @@ ordered_json trial_json(const MeshTrial& one) {
           {"peak_bytes", one.trial.peak},
           {"host_bytes", one.trial.host},
           {"nvme_bytes", one.trial.nvme},
+          {"host_state_bytes", std::max<std::int64_t>(one.trial.host_state, 0)},
           {"missing_bytes", one.missing},
           {"seconds", one.seconds},
           {"formula_seconds", one.trial.cost.total()}};

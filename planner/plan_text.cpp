@@ -442,7 +442,7 @@ ordered_json plan_object(const PlanRequest& request, const PlanResult& result, s
   return document;
 }
 
-/// For example "optimizer cpu, parameters nvme"; empty if everything is on the device.
+/// For example "optimizer nvme, parameters nvme, host state 1.00 GiB"; empty if everything is on the device.
 std::string offload_text(const FitTrial& trial) {
   std::string text;
   if (trial.optimizer != OffloadTier::none) text = fmt::format("optimizer {}", name_of(trial.optimizer));
@@ -450,6 +450,8 @@ std::string offload_text(const FitTrial& trial) {
     text += fmt::format("{}parameters {}", text.empty() ? "" : ", ", name_of(trial.parameters));
   }
   if (trial.activations) text += fmt::format("{}kept inputs of blocks", text.empty() ? "" : ", ");
+  const bool nvme = trial.optimizer == OffloadTier::nvme || trial.parameters == OffloadTier::nvme;
+  if (nvme && trial.host_state > 0) text += ", host state " + format_bytes(trial.host_state);
   return text;
 }
 
@@ -618,6 +620,7 @@ std::string fit_json(const FitRequest& request, const FitResult& result) {
                       {"peak_bytes", trial.peak},
                       {"host_bytes", trial.host},
                       {"nvme_bytes", trial.nvme},
+                      {"host_state_bytes", std::max<std::int64_t>(trial.host_state, 0)},
                       {"state_alone", trial.state_alone},
                       {"fits", trial.fits},
                       {"seconds", seconds(trial.cost.total())},

@@ -49,7 +49,7 @@ class Search {
   FitResult run() {
     std::vector<std::pair<double, Levers>> candidates;
     for (const Levers& levers : all_levers(request_, base_)) {
-      candidates.emplace_back(cost(config_of(levers, micro_batches_.back())).total(), levers);
+      candidates.emplace_back(cost(with_most_host_state(levers)).total(), levers);
     }
     // Candidates of equal cost keep their order, simplest first.
     std::stable_sort(candidates.begin(), candidates.end(),
@@ -69,21 +69,21 @@ class Search {
       // Micro-batch, checkpointing and head do not change the memory of state in host memory or on nvme.
       const Peaks beside{0, trial.host, trial.nvme};
       if (trial.state_alone || (!levers.activations && !within(beside))) hopeless.insert(key);
-      if (request_.seconds) trial.cost = trial.fits ? seconds_of(levers, trial.micro_batch) : StepCost{};
+      if (trial.fits) take_host_state(levers, trial);
+      if (request_.seconds) trial.cost = trial.fits ? seconds_of(config_of(trial)) : StepCost{};
       if (trial.fits) least_found = std::min(least_found, trial.cost.total());
     }
     // A plan of the whole step decides whether the chosen configuration fits. This repeats until one does.
     for (;;) {
       result.chosen = best_of(result.ladder);
       FitTrial& chosen = result.ladder[result.chosen];
-      result.config = config_of(levers_of(chosen), chosen.micro_batch);
+      result.config = config_of(chosen);
       std::tie(result.plan, result.rank) = plan(result.config, std::numeric_limits<std::int64_t>::max());
       const Peaks peaks = peaks_of(result.plan);
       result.fits = chosen.fits && within(peaks);
       result.missing = std::max<std::int64_t>(0, peaks.device - request_.budget);
       chosen.host = peaks.host;
       chosen.nvme = peaks.nvme;
-      if (result.fits) take_host_state(result, chosen);
       if (result.fits == chosen.fits) return result;
       chosen.fits = false;
       chosen.peak = peaks.device;
@@ -91,23 +91,33 @@ class Search {
   }
 
  private:
-  /// Lets state of the choice that is asked for on nvme stay in host memory, where the configuration leaves
-  /// that to `auto`.
-  void take_host_state(FitResult& result, FitTrial& chosen) const {
+  /// The configuration with its largest micro-batch and all the host state that a budget could leave, so that
+  /// its seconds are a lower bound.
+  Config with_most_host_state(const Levers& levers) const {
+    Config config = config_of(levers, micro_batches_.back());
+    if (config.offload.host_state < 0) {
+      config.offload.host_state = most_host_state(request_.plan.host_memory);
+    }
+    return config;
+  }
+
+  /// Lets state of a trial that is requested on nvme stay in the host memory that the budget leaves, where
+  /// the configuration leaves that to `auto`.
+  void take_host_state(const Levers& levers, FitTrial& trial) const {
     PlanRequest at = request_.plan;
-    at.config = result.config;
+    at.config = config_of(levers, trial.micro_batch);
+    const OffloadConfig& offload = at.config.offload;
+    if (!offload.uses_nvme() || offload.host_state >= 0) return;
     resolve_host_state(at);
-    if (at.config.offload.host_state <= 0) return;
-    auto [plan_with_it, rank] = plan(at.config, std::numeric_limits<std::int64_t>::max());
-    const Peaks peaks = peaks_of(plan_with_it);
+    const Peaks peaks = offload.host_state == 0 ? Peaks{trial.peak, trial.host, trial.nvme}
+                                                : peaks_of(plan(at.config, most_run_micro_batches).first);
     if (!within(peaks)) return;
-    result.config = at.config;
-    result.plan = std::move(plan_with_it);
-    result.rank = rank;
-    chosen.peak = peaks.device;
-    chosen.host = peaks.host;
-    chosen.nvme = peaks.nvme;
-    chosen.cost = request_.seconds ? request_.seconds(at) : cost(result.config);
+    trial.peak = peaks.device;
+    trial.host = peaks.host;
+    trial.nvme = peaks.nvme;
+    trial.host_state = offload.host_state;
+    trial.host_state_reason = offload.host_state_reason;
+    trial.cost = cost(at.config);
   }
 
   /// Bytes beyond the budgets.
@@ -144,15 +154,21 @@ class Search {
   Config config_of(const Levers& levers, std::int64_t micro_batch) const {
     return with_levers(base_, levers, micro_batch);
   }
+  Config config_of(const FitTrial& trial) const {
+    Config config = config_of(levers_of(trial), trial.micro_batch);
+    config.offload.host_state = trial.host_state;
+    config.offload.host_state_reason = trial.host_state_reason;
+    return config;
+  }
 
   StepCost cost(const Config& config) const {
     return cost_of(request_.plan, config, spec_, sizes_, request_.rates);
   }
 
   /// Seconds by FitRequest::seconds.
-  StepCost seconds_of(const Levers& levers, std::int64_t micro_batch) const {
+  StepCost seconds_of(const Config& config) const {
     PlanRequest candidate = request_.plan;
-    candidate.config = config_of(levers, micro_batch);
+    candidate.config = config;
     return request_.seconds(candidate);
   }
 
@@ -168,12 +184,12 @@ class Search {
     if (one) resident.reduction = all_policies(request_, base_).front();
     const auto [found, added] = resident_seconds_.try_emplace(
         {resident.stage, resident.reduction, resident.checkpoint_every, resident.vocabulary_chunk});
-    if (added) found->second = seconds_of(resident, largest);
+    if (added) found->second = seconds_of(config_of(resident, largest));
     const StepCost& least = found->second;
     if (least.total() - least.other >= seconds) return false;
     const bool offloads =
         levers.optimizer != OffloadTier::none || levers.parameters != OffloadTier::none || levers.activations;
-    return (offloads ? seconds_of(levers, largest) : least).total() < seconds;
+    return (offloads ? seconds_of(with_most_host_state(levers)) : least).total() < seconds;
   }
 
   /// The plan of the worst rank (the most bytes beyond the budgets, else the most device memory) and that
@@ -220,6 +236,7 @@ class Search {
       trial.peak = peaks.device;
       trial.host = peaks.host;
       trial.nvme = peaks.nvme;
+      trial.host_state = config.offload.host_state;
       trial.fits = !trial.state_alone && within(peaks);
       trial.cost = cost(config);
     };

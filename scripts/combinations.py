@@ -153,7 +153,7 @@ def page(table, settled):
         "one of them. Weights, optimizer state, losses, norms, evaluations and logits have to be equal, to the last bit, to those of the same arithmetic at",
         "stage 0 without pipeline, offload, overlap and memory plan.", "",
         "## What is refused", "",
-        "A program ends with status 2, an engine's constructor with `ConfigurationError`, before the first step.", "",
+        "A program ends with status 2, an engine's constructor with `ConfigurationError`, before the first step. A call of a program's throws when it is made.", "",
         "| each of | with each of | text |", "|---|---|---|"]
     for text in legend["refused"]:
         sides, alike = {}, {}

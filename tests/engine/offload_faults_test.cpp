@@ -84,8 +84,10 @@ TEST_F(OffloadFaults, WithoutFaultsNothingIsSaidAndNothingIsLeft) {
 TEST_F(OffloadFaults, AFailedTransferEndsTheRunWithFileAndRange) {
   for (const FileOperation operation : {FileOperation::read, FileOperation::write}) {
     for (const OffloadTier parameters : {OffloadTier::none, OffloadTier::nvme}) {
-      for (const int ranks : {1, 2}) {
+      for (const auto& [ranks, optimizer] :
+           {std::pair(1, "AdamW"), std::pair(2, "AdamW"), std::pair(2, "Lamb"), std::pair(2, "Muon")}) {
         run_.ranks = ranks;
+        run_.optimizer = optimizer;
         run_.offload.parameters = parameters;
         files_.clear();
         const std::vector<std::string> thrown = train(4, [&](int step) {
@@ -94,13 +96,13 @@ TEST_F(OffloadFaults, AFailedTransferEndsTheRunWithFileAndRange) {
         const std::string what = operation == FileOperation::read ? "read of bytes" : "write of bytes";
         int named = 0;
         for (const std::string& text : thrown) {
-          EXPECT_FALSE(text.empty()) << "a rank went on";
+          EXPECT_FALSE(text.empty()) << "a rank went on with " << optimizer;
           named += text.find(what) != std::string::npos && text.find(folder_.string()) != std::string::npos &&
                            text.find("Input/output error") != std::string::npos
                        ? 1
                        : 0;
         }
-        EXPECT_GE(named, 1) << thrown[0];
+        EXPECT_GE(named, 1) << optimizer << ": " << thrown[0];
         EXPECT_THAT(left_behind(), IsEmpty());
       }
     }

@@ -14,6 +14,7 @@
 #include "engine/offloaded_state.h"
 #include "engine/piece_statistics.h"
 #include "engine/state_store.h"
+#include "engine/step_boundary.h"
 #include "engine/step_scalars.h"
 #include "engine/tensor_access.h"
 #include "engine/whole_matrices.h"
@@ -110,7 +111,7 @@ struct RankState {
     }
     for (detail::UnitState& unit : store.units()) store.allocate(unit);
     if (store.offload() != nullptr) {
-      (void)store.offload()->prepare(store.units());
+      (void)store.offload()->prepare(store.units(), visits_of_step(store, config, updater, matrices));
       if (store.offload()->swap() != nullptr) store.offload()->swap()->create();
     }
     draw_initial_weights(store, config, *device, host, kernel_workspace());

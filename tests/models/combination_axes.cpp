@@ -190,6 +190,11 @@ std::vector<CombinationAxis> combination_axes() {
   add("frozen", true, {nothing(), {"frozen", frozen}, {"lora", lora}});
   axes.push_back(
       of_two("clipping", true, "clipping", [](Combination& c) { c.config.gradient_clipping = 0.25; }));
+  // It changes no bit by itself, but needs batches whose tokens are all learned.
+  axes.push_back(of_two("update", true, "as-reduced", [](Combination& c) {
+    c.config.update = UpdateTime::as_reduced;
+    c.whole_batches = true;
+  }));
   axes.push_back(of_two("parameter groups", true, "groups", [](Combination& c) {
     const bool gpt = c.architecture == Architecture::gpt;
     ParameterGroupRule rate{
@@ -268,6 +273,15 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
   const auto with = [&](const char* p, auto&& of) {
     return (x.starts_with(p) && of(y, b, other)) || (y.starts_with(p) && of(x, a, value));
   };
+  // Refused: these need all gradients of a step, or count its tokens, before a unit can be updated. Inputs of
+  // blocks in host memory are refused beside offloaded optimizer state alone.
+  if (with("as-reduced", [](const std::string& key, const CombinationAxis& axis, int) {
+        return key == "fp16" || key == "clipping" || key == "activations-cpu" || key == "lamb" ||
+               key == "muon" || key == "own-rule" || key == "lengths" ||
+               (axis.name == "gradients" && !key.empty());
+      })) {
+    return false;
+  }
   // Refused: GPT-2 has learned positions and supports one document per row.
   if (are("gpt", "documents")) return false;
   // Refused: weights that are not sharded do not leave the device; replicas add their sums in an order of
@@ -405,6 +419,7 @@ Combination plain_combination_of(const std::vector<CombinationAxis>& axes, const
   // replica, of which there are two here with the axis context.
   const bool keeps_copies = copies && c.context > 1 && c.pipeline * c.tensor > 1;
   c.pipeline = 1;
+  c.config.update = UpdateTime::at_the_boundary;
   if (keeps_copies) c.config.mesh = "replicate=2";
   complete(c);
   c.config.overlap = false;

@@ -102,6 +102,7 @@ Combination continued_from(const Combination& before, bool plain) {
                                                       ? DataType::float16
                                                       : DataType::float32;
     c.config.loss_scaling = precision.compute == DataType::float16;
+    if (c.config.loss_scaling) c.config.update = UpdateTime::at_the_boundary;
     precision.master = MasterFormat::fp32;
     precision.stochastic_rounding = false;
   }
@@ -119,9 +120,6 @@ Combination continued_from(const Combination& before, bool plain) {
   offload.optimizer = offload.optimizer == OffloadTier::none  ? OffloadTier::cpu
                       : offload.optimizer == OffloadTier::cpu ? OffloadTier::nvme
                                                               : OffloadTier::none;
-  const std::string& type = c.config.optimizer.type;
-  const bool looks_first = c.rule == Rule::own || type == "Lamb";
-  if (looks_first && offload.optimizer == OffloadTier::nvme) offload.optimizer = OffloadTier::none;
   offload.parameters = c.config.stage == 3 && c.pipeline == 1 ? OffloadTier::nvme : OffloadTier::none;
   return c;
 }
@@ -147,6 +145,9 @@ class Training {
   void step() {
     const Config& config = engine_.config();
     const std::int64_t first = engine_.samples();
+    const bool sets_rate = c_.rates == Rates::set && engine_.steps() == 2;
+    // Early updates need the rate before the last micro-batch.
+    if (sets_rate && c_.config.update == UpdateTime::as_reduced) engine_.set_learning_rate(0.004);
     train_step(*model_, engine_, [&](std::int64_t m) {
       const std::int64_t block = m * mesh().data_ranks() + mesh().data_rank(engine_.runtime().rank());
       // With a pipeline several micro-batches are active at once.
@@ -156,7 +157,7 @@ class Training {
     if (c_.gradients == Gradients::not_finite && engine_.steps() % 4 == 2) {
       scale_gradient(std::numeric_limits<float>::infinity());
     }
-    if (c_.rates == Rates::set && engine_.steps() == 2) engine_.set_learning_rate(0.004);
+    if (sets_rate && c_.config.update == UpdateTime::at_the_boundary) engine_.set_learning_rate(0.004);
     if (c_.stop && engine_.steps() == 2 && engine_.runtime().rank() + 1 == engine_.runtime().size()) {
       engine_.request_stop();
     }
@@ -185,7 +186,7 @@ class Training {
   /// Valid until the next batch for the same place.
   TokenBatch batch(std::int64_t first, std::int64_t count, std::int64_t place) {
     while (static_cast<std::int64_t>(places_.size()) <= place)
-      places_.emplace_back(engine_, time_steps_of(c_));
+      places_.emplace_back(engine_, time_steps_of(c_), !c_.whole_batches);
     auto& [data, on_device] = places_[static_cast<std::size_t>(place)];
     data.time = c_.lengths && first / count % 2 == 1 ? short_time_steps : time_steps_of(c_);
     data.draw(first, count);
@@ -208,7 +209,7 @@ class Training {
   CombinationOutcome& outcome_;
   std::unique_ptr<const LanguageModel> model_;
   struct Place {
-    Place(Engine& engine, std::int64_t time) : data(time, 61, true), on_device(engine) {}
+    Place(Engine& engine, std::int64_t time, bool ignored) : data(time, 61, ignored), on_device(engine) {}
     TokenData data;
     DeviceBatch on_device;
   };

@@ -37,7 +37,8 @@ struct Combination {
   int ranks_of_sample() const { return pipeline * tensor * context; }
   Config config;
   float dropout = 0;
-  bool wide = false;  ///< matrices of more than 4096 elements, which block8 needs
+  bool whole_batches = false;  ///< every token of a batch is learned; otherwise some are ignored
+  bool wide = false;           ///< matrices of more than 4096 elements, which block8 needs
   Rule rule = Rule::configured;
   Gradients gradients = Gradients::as_they_are;
   Rates rates = Rates::configured;

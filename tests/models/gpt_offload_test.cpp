@@ -59,6 +59,22 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{DataType::bfloat16, 3, 2, 1, true}, Case{DataType::bfloat16, 3, 3, 5, true},
                       Case{DataType::bfloat16, 0, 1, 9, true}));
 
+// Refused beside offloaded optimizer state alone (Config.UpdatesBeforeTheNormNeedNothingOfIt).
+TEST(GptEarlyUpdates, TrainBesideInputsInHostMemory) {
+  for (const int stage : {0, 3}) {
+    Config config = recomputing(4, 2, DataType::bfloat16);
+    config.stage = stage;
+    config.gradient_clipping = 0;
+    config.offload.activations = true;
+    const GptRun expected = train_gpt(2, tiny_gpt(), config, 4, time);
+    config.update = UpdateTime::as_reduced;
+    const GptRun early = train_gpt(2, tiny_gpt(), config, 4, time);
+    EXPECT_EQ(early.losses, expected.losses);
+    EXPECT_NE(early.losses.back(), early.losses.front());
+    EXPECT_TRUE(early.digest == expected.digest) << stage;
+  }
+}
+
 /// The bytes of one block input.
 std::int64_t input_bytes(const MemoryCase& run) {
   return run.config.micro_batch_size * run.sequence * run.model.width * size_of(run.config.precision.compute);

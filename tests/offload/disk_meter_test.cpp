@@ -114,8 +114,13 @@ struct FlowBench {
       : meter(std::make_shared<DiskMeter>(trace, time.clock())),
         file(
             detail::posix_file_system().open(folder.path() + "/tiles", detail::OpenMode::create_or_truncate)),
-        flow(io, {memory[0], memory[1]}, at_once, meter) {}
+        flow(io, at_once, meter) {}
   ~FlowBench() { flow.finish(); }
+  std::vector<TileFlow::Tile> tiles(std::int64_t count) {
+    std::vector<TileFlow::Tile> result;
+    for (std::int64_t i = 0; i < count; ++i) result.push_back({4096 * i, 16, memory[i % 2]});
+    return result;
+  }
 
   TestFolder folder;
   Time time;
@@ -130,7 +135,7 @@ TEST(DiskMeter, KnowsWhyTheTilesOfAFlowWait) {
   TraceRecorder trace(0);
   FlowBench bench(&trace);
   bench.time.pass(1);  // nothing asked for
-  const std::int64_t first = bench.flow.add(*bench.file, {{0, 16}, {4096, 16}, {8192, 16}}, true);
+  const std::int64_t first = bench.flow.add(*bench.file, bench.tiles(3), true);
   bench.time.pass(2);  // busy: reads 1 and 2
   bench.io.end(1);
   bench.flow.await_tile(first);
@@ -167,7 +172,7 @@ TEST(DiskMeter, KnowsWhyTheTilesOfAFlowWait) {
 
 TEST(DiskMeter, CountsATransferAtATimeAsBusyThroughout) {
   FlowBench bench(nullptr, 1);
-  const std::int64_t first = bench.flow.add(*bench.file, {{0, 16}, {4096, 16}}, true);
+  const std::int64_t first = bench.flow.add(*bench.file, bench.tiles(2), true);
   bench.time.pass(1);  // busy: read 1; the other has a buffer, and is held back
   bench.io.end(1);
   bench.flow.await_tile(first);
@@ -191,7 +196,7 @@ TEST(DiskMeter, CountsATransferAtATimeAsBusyThroughout) {
 
 TEST(DiskMeter, CountsNoWaitOfAFlowThatHasFailedOrWasGivenUp) {
   FlowBench bench;
-  const std::int64_t first = bench.flow.add(*bench.file, {{0, 16}, {4096, 16}, {8192, 16}}, true);
+  const std::int64_t first = bench.flow.add(*bench.file, bench.tiles(3), true);
   bench.io.end(1);
   bench.io.end(2);
   bench.flow.await_tile(first);
@@ -202,7 +207,7 @@ TEST(DiskMeter, CountsNoWaitOfAFlowThatHasFailedOrWasGivenUp) {
   bench.time.pass(1);
   expect_seconds(bench.meter->take(), 0, 0, 0, 1);
 
-  const std::int64_t again = bench.flow.add(*bench.file, {{0, 16}, {4096, 16}}, true);
+  const std::int64_t again = bench.flow.add(*bench.file, bench.tiles(2), true);
   bench.time.pass(2);
   bench.io.end(3);
   bench.io.end(4, /*fails=*/true);

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -18,6 +19,8 @@
 #include <thread>
 #include <vector>
 
+#include "device/work_recorder.h"
+#include "offload/aligned_buffer.h"
 #include "tests/core/error_text.h"
 #include "tests/core/rounds.h"
 #include "tests/offload/faulty_file_system.h"
@@ -100,6 +103,64 @@ TEST_P(TileRingTest, ManyTilesManyPasses) {
   EXPECT_EQ(statistics.written_bytes, 6 * bytes);
   EXPECT_EQ(statistics.direct_bytes, bench.swap.file().direct() ? 13 * bytes : 0);
   EXPECT_EQ(statistics.registered_bytes, GetParam().engine == BlockIoEngine::uring ? 13 * bytes : 0);
+}
+
+// The owner of lent memory writes into it until the tile that it is lent after, and as soon as it is given back.
+TEST_P(TileRingTest, LentMemoryIsUsedBetweenItsOwnersUses) {
+  TileBench bench(folder_.path(), posix_file_system(), io_);
+  const TileRegion region = bench.region(20'001, 1000, {8});
+  bench.swap.create();
+  TileRing ring = bench.ring(GetParam().buffers, region.bytes_of(0));
+  pass(bench, ring, region, false, [](std::int64_t, std::int64_t i) { return 3 * i; });
+  std::vector<detail::AlignedBuffer> owned;
+  for (int i = 0; i < 12; ++i) owned.emplace_back(bench.host, region.bytes_of(0), Category::gradients, "owned");
+  const auto use = [&](std::size_t place, int mark) {
+    std::memset(owned[place].data(), mark, static_cast<std::size_t>(owned[place].bytes()));
+  };
+  std::int64_t added = 0;
+  std::atomic<int> wrong{0};
+  for (const std::size_t count : {12, 1, 0, 7, 12, 12}) {
+    std::vector<detail::LentMemory> lent;
+    // Twelve are lent one tile before their own, some of them after tiles that lie in lent memory too.
+    const auto after = [count](std::size_t i) { return count == 12 ? i + 8 : i / 2; };
+    for (std::size_t i = 0; i < count; ++i) lent.push_back({owned[i].data(), owned[i].bytes(), after(i)});
+    const std::vector<Event> given_back = pass(
+        bench, ring, region, true,
+        [&, after, count, added](std::int64_t value, std::int64_t i) {
+          for (std::size_t place = 0; i % 1000 == 999 && place < count; ++place) {
+            if (after(place) == static_cast<std::size_t>(i / 1000)) use(place, 0x55);
+          }
+          wrong += value != 3 * i + added;
+          return value + 1;
+        },
+        true, std::move(lent));
+    ++added;
+    ASSERT_EQ(given_back.size(), count);
+    for (std::size_t i = count; i-- > 0;) {
+      given_back[i].wait();
+      use(i, 0xaa);
+    }
+  }
+  bench.stream->synchronize();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(ring.counts().bytes_read, 6 * region.bytes());
+  EXPECT_EQ(ring.counts().bytes_written, 7 * region.bytes());
+}
+
+TEST(TileRing, MemoryThatCannotBeLentIsRefused) {
+  const TestFolder folder;
+  TileBench bench(folder.path(), posix_file_system(), {});
+  const TileRegion region = bench.region(3000, 1000, {8});
+  bench.swap.create();
+  TileRing ring = bench.ring(2, region.bytes_of(0));
+  detail::AlignedBuffer memory(bench.host, region.bytes_of(0), Category::gradients, "owned");
+  const auto text_of = [&](const std::vector<detail::LentMemory>& lent) {
+    return message_of<InvalidArgument>([&] { ring.begin(tiles_of(region), true, lent); });
+  };
+  const detail::LentMemory good{memory.data(), memory.bytes(), 0};
+  EXPECT_THAT(text_of({good, good, good, good}), HasSubstr("more memory is lent than there are tiles"));
+  EXPECT_THAT(text_of({{memory.data(), memory.bytes(), 2}}), HasSubstr("memory of tile 2 is lent after tile 2"));
+  EXPECT_THAT(text_of({{memory.data(), 4096, 0}}), HasSubstr("do not fit buffers of 4096 B"));
 }
 
 // Compares any regions, with tiles in any order, some written and some not, with plain arrays.
@@ -466,6 +527,50 @@ TEST(TileRingSimulated, CountsTheSameAndTouchesNothing) {
   EXPECT_EQ(counts[1].bytes_read, 2 * (10 * (4096 + 4096 + 8192) + 4096));
   EXPECT_EQ(peaks[0][0], peaks[1][0]);
   EXPECT_EQ(peaks[0][1], peaks[1][1]);
+}
+
+TEST(TileRingSimulated, RecordsThatATileIsReadAgainOnceItIsWritten) {
+  const TestFolder folder;
+  DeviceOptions options;
+  options.kind = DeviceKind::meta;
+  options.recorder = detail::WorkRecorder::make(false);
+  const auto device = make_device(options);
+  const auto stream = device->create_host_stream("host", 1);
+  Ledger ledger;
+  TrackingResource host(device->memory(Tier::host), ledger);
+  detail::SwapFile swap({.directory = folder.path(), .simulated = true}, posix_file_system(), ledger);
+  const TileRegion region =
+      reserve_region(swap, 4 * 1024, 1024, {4}, Category::optimizer, "states");  // four tiles
+  swap.create();
+  for (const int buffers : {3, 8}) {
+    TileRing ring(
+        {.buffers = buffers, .buffer_bytes = region.bytes_of(0), .recorder = options.recorder.get()}, swap,
+        nullptr, host);
+    const std::size_t begun = options.recorder->work().size();
+    std::vector<TileRef> twice = tiles_of(region);
+    for (const TileRef& again : tiles_of(region)) twice.push_back(again);
+    ring.begin(twice);
+    for (std::size_t i = 0; i < twice.size(); ++i) {
+      ring.open(*stream);
+      ring.close(*stream, true);
+    }
+    ring.end(*stream);
+    std::vector<int> reads, writes;
+    for (std::size_t i = begun; i < options.recorder->work().size(); ++i) {
+      const detail::WorkKind kind = options.recorder->work()[i].kind;
+      if (kind == detail::WorkKind::disk_read) reads.push_back(static_cast<int>(i));
+      if (kind == detail::WorkKind::disk_write) writes.push_back(static_cast<int>(i));
+    }
+    ASSERT_EQ(reads.size(), twice.size());
+    ASSERT_EQ(writes.size(), twice.size());
+    const auto ahead = static_cast<std::size_t>(std::min(buffers, 4));
+    EXPECT_LT(reads[ahead - 1], writes[0]) << "read as soon as the pass begins";
+    for (std::size_t i = 0; i < 4; ++i) {
+      EXPECT_THAT(options.recorder->work()[static_cast<std::size_t>(reads[4 + i])].after,
+                  ::testing::Contains(writes[buffers == 8 ? i : i + 1]))
+          << buffers << " buffers, tile " << i << ": its own write, or that of its buffer's last tile";
+    }
+  }
 }
 
 TEST(TileRegionTest, CutsStartAtMultiplesOf4096) {

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <memory>
@@ -12,6 +13,9 @@
 #include "tests/tools/program_fixture.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
+#include "tranche/models/gpt.h"
+#include "tranche/planner/mesh_search.h"
+#include "tranche/planner/mesh_search_text.h"
 #include "tranche/planner/plan_text.h"
 
 namespace tranche::planner {
@@ -274,6 +278,152 @@ TEST(HostState, TheSearchChoosesItWithinItsBudgets) {
   EXPECT_EQ(find_fit(fit).plan.state.stay_in_host, 0);
 }
 
+/// Expects that a search's trial has the host state, the bytes and the seconds of its own configuration.
+void expect_what_stays(PlanRequest request, const FitTrial& trial, const Config& config) {
+  request.config = config;
+  EXPECT_EQ(trial.host_state, config.offload.host_state);
+  EXPECT_DOUBLE_EQ(trial.cost.total(), step_cost(request, request.rates).total());
+  request.config.offload.host_state = -1;
+  EXPECT_EQ(trial.host_state, resolved(request));
+  EXPECT_EQ(trial.host, host_peak(request, trial.host_state));
+  const double kept = trial.cost.total();
+  request.config.offload.host_state = 0;
+  EXPECT_LT(kept, step_cost(request, request.rates).total()) << "the disk is slow";
+}
+
+TEST(HostState, TheSearchRanksByWhatStays) {
+  FitRequest fit;
+  fit.plan = request_of(1);
+  fit.plan.rates.nvme = fit.rates.nvme = 1e6;
+  const PlanResult none = plan_run(fit.plan);
+  fit.budget = std::int64_t{1} << 30;
+  fit.keep_micro_batch = true;
+  // The tiers are kept, so that all trials have state on nvme; half of it stays.
+  fit.keep_optimizer_tier = fit.keep_parameters_tier = true;
+  fit.plan.host_memory = limit(none.tier(Tier::host).peak + none.state.asked_on_nvme / 2);
+  const FitResult result = find_fit(fit);
+  ASSERT_TRUE(result.fits);
+  int with_state = 0;
+  for (const FitTrial& trial : result.ladder) {
+    if (!trial.fits) continue;
+    Config config = result.config;
+    config.activation_checkpointing = trial.checkpoint_every > 0;
+    config.checkpoint_every = std::max(1, trial.checkpoint_every);
+    config.offload.activations = trial.activations;
+    config.offload.host_state = trial.host_state;
+    expect_what_stays(fit.plan, trial, config);
+    with_state += trial.host_state > 0 ? 1 : 0;
+  }
+  EXPECT_GT(with_state, 0);
+  EXPECT_EQ(result.plan.state.stay_in_host, [&] {
+    PlanRequest chosen = fit.plan;
+    chosen.config = result.config;
+    return plan_run(chosen).state.stay_in_host;
+  }());
+  EXPECT_THAT(fit_text(fit, result),
+              HasSubstr("host state " + format_bytes(result.config.offload.host_state)));
+  EXPECT_EQ(json::parse(fit_json(fit, result))["ladder"][result.chosen]["host_state_bytes"],
+            result.config.offload.host_state);
+}
+
+TEST(HostState, WhatStaysDecidesBetweenTheDiskAndComputingAgain) {
+  models::GptConfig gpt = models::GptConfig::preset("gpt-nano");
+  gpt.layers = 4;
+  gpt.heads = 4;
+  gpt.width = 512;
+  gpt.vocabulary = 4096;
+  gpt.positions = 128;
+  FitRequest fit;
+  PlanRequest& plan = fit.plan;
+  plan = request_of(1, OffloadTier::none);
+  plan.model = {};
+  plan.model.name = "wide";
+  plan.model.language = std::make_shared<models::Gpt>(gpt);
+  plan.sequence = 128;
+  plan.config.micro_batch_size = plan.config.train_batch_size = 8;
+  plan.config.offload.tile_elements = 1 << 18;
+  fit.keep_micro_batch = fit.keep_parameters_tier = true;
+  const auto with = [&](OffloadTier tier, bool again) {
+    PlanRequest request = plan;
+    request.config.offload.optimizer = tier;
+    request.config.activation_checkpointing = again;
+    return request;
+  };
+  // All on the device does not fit; with the state on disk it does, or if activations are computed again.
+  const PlanResult disk = plan_run(with(OffloadTier::nvme, false));
+  fit.budget =
+      std::max(disk.tier(Tier::device).peak, plan_run(with(OffloadTier::none, true)).tier(Tier::device).peak);
+  ASSERT_LT(fit.budget, plan_run(with(OffloadTier::none, false)).tier(Tier::device).peak);
+  // Three seconds of computing, of which one may hide the disk's 2.4.
+  const std::int64_t all = disk.state.asked_on_nvme, some = all * 2 / 5;
+  fit.rates.operations *= step_cost(with(OffloadTier::none, false), fit.rates).compute / 3;
+  fit.rates.nvme = static_cast<double>(all) / 1.2;
+  fit.rates.host_link = fit.rates.host_update = 1e15;
+  const auto seconds = [&](PlanRequest request, std::int64_t stays) {
+    request.config.offload.host_state = stays;
+    return step_cost(request, fit.rates).total();
+  };
+  const double again = seconds(with(OffloadTier::none, true), 0);
+  ASSERT_GT(seconds(with(OffloadTier::nvme, false), 0), again);
+  ASSERT_LT(seconds(with(OffloadTier::nvme, false), some), again);
+  const auto chosen = [&](std::int64_t stays) {
+    plan.host_memory = limit(disk.tier(Tier::host).peak + stays);
+    EXPECT_GT(host_peak(with(OffloadTier::cpu, false), 0), plan.host_memory.bytes) << "not in host memory";
+    const FitResult result = find_fit(fit);
+    EXPECT_TRUE(result.fits);
+    MeshSearchRequest search;
+    search.fit = fit;
+    const MeshSearchResult mesh = search_meshes(search);
+    EXPECT_TRUE(mesh.fits);
+    EXPECT_EQ(mesh.config.offload.optimizer, result.config.offload.optimizer);
+    EXPECT_EQ(mesh.config.offload.host_state, result.config.offload.host_state);
+    EXPECT_DOUBLE_EQ(mesh.chosen.seconds, result.ladder[result.chosen].cost.total());
+    return result.config.offload.optimizer;
+  };
+  EXPECT_EQ(chosen(0), OffloadTier::none);
+  EXPECT_EQ(chosen(some), OffloadTier::nvme);
+}
+
+TEST(HostState, AMeshIsRankedByWhatStays) {
+  for (const char* axes : {"pipeline=1, context=1, tensor=1", "pipeline=2"}) {
+    MeshSearchRequest search;
+    search.fit.plan = request_of(2, OffloadTier::none);
+    search.fit.plan.config.pipeline_schedule = "zb-h1";
+    search.fit.keep_stage = search.fit.keep_micro_batch = true;
+    search.fit.plan.rates.nvme = search.fit.rates.nvme = 1e6;
+    search.fit.keep_optimizer_tier = search.fit.keep_parameters_tier = true;
+    search.fit.plan.config.train_batch_size = 4;
+    search.fit.plan.config.accumulation_steps = 2;
+    search.fit.budget = std::int64_t{1} << 30;
+    search.axes = axes;
+    const PlanResult none = plan_run(search.fit.plan);
+    search.fit.plan.host_memory = limit(none.tier(Tier::host).peak + none.state.asked_on_nvme / 2);
+    const MeshSearchResult result = search_meshes(search);
+    ASSERT_TRUE(result.fits) << axes;
+    PlanRequest chosen = search.fit.plan;
+    chosen.config = result.config;
+    chosen.rank = result.rank;
+    EXPECT_GT(result.config.offload.host_state, 0) << axes;
+    EXPECT_GT(result.plan.state.stay_in_host, 0) << axes;
+    EXPECT_EQ(result.plan.state.stay_in_host, plan_run(chosen).state.stay_in_host) << axes;
+    EXPECT_LE(result.plan.tier(Tier::host).peak, search.fit.plan.host_memory.bytes - reader) << axes;
+    EXPECT_EQ(result.chosen.trial.host_state, result.config.offload.host_state) << axes;
+    chosen.config.offload.host_state = -1;
+    EXPECT_EQ(resolved(chosen), result.config.offload.host_state) << axes;
+    search.fit.plan.config.offload.host_state = 0;
+    const MeshSearchResult without = search_meshes(search);
+    EXPECT_EQ(without.config.offload.host_state, 0) << axes;
+    EXPECT_GT(without.chosen.seconds, result.chosen.seconds) << axes;
+    // Every configuration planned, as the one that bounds leave.
+    search.fit.plan.config.offload.host_state = -1;
+    search.exhaustive = true;
+    EXPECT_EQ(search_meshes(search).chosen.seconds, result.chosen.seconds) << axes;
+    for (const MeshTrial& one : result.planned) {
+      EXPECT_TRUE(!one.trial.fits || one.seconds >= result.chosen.seconds) << describe(one);
+    }
+  }
+}
+
 TEST(HostState, PlansSayWhatStaysToTheByte) {
   const auto plan = [](std::vector<std::string> more) {
     std::vector<std::string> arguments{
@@ -295,13 +445,25 @@ TEST(HostState, PlansSayWhatStaysToTheByte) {
                     Not(HasSubstr("read from nvme"))));
   EXPECT_THAT(plan({"--host-memory", "0"}), HasSubstr("auto finds no limit of host memory"));
   EXPECT_THAT(plan({"--host-state", "100KiB"}), HasSubstr("tranche.host_state is 100.00 KiB\n"));
-  const auto search = [&](const char* ranks, const char* axes) {
-    return plan({"--fit", "64MiB", "--ranks", ranks, "--mesh", axes, "--set", "tranche.workspace=8MiB"});
+  const auto search = [&](const char* ranks, const char* axes, const char* host_memory, bool as_json) {
+    std::vector<std::string> more{"--fit",         "64MiB",    "--ranks", ranks,
+                                  "--mesh",        axes,       "--set",   "tranche.workspace=8MiB",
+                                  "--host-memory", host_memory};
+    if (as_json) more.emplace_back("--json");
+    return plan(more);
   };
-  EXPECT_THAT(search("1", "search"),
-              HasSubstr("tranche.host_state is 0 B, as a search of meshes has it; a run takes what is free"));
-  EXPECT_THAT(search("2", "search, tensor=2"),
-              HasSubstr("\ntranche.host_state is 0, as a search of meshes has it; a run takes what is free"));
+  EXPECT_THAT(search("1", "search", "1GiB", false),
+              AllOf(HasSubstr("of " + all + " B asked for on nvme " + all + " B stay in host memory"),
+                    HasSubstr(", as auto finds 1.00 GiB a rank (the limit that is given)"),
+                    HasSubstr("parameters nvme, host state "), HasSubstr(" --host-state " + all + " ")));
+  EXPECT_THAT(search("2", "search, tensor=2", "1GiB", false),
+              AllOf(HasSubstr("\ntranche.host_state is "), HasSubstr(", as auto finds 1.00 GiB a rank")));
+  EXPECT_THAT(search("1", "search", "0", false),
+              AllOf(HasSubstr(" 0 B stay in host memory"), HasSubstr(" --host-state 0 ")));
+  const json found = json::parse(search("1", "search", "1GiB", true));
+  EXPECT_EQ(std::to_string(found["host_state"]["bytes"].get<std::int64_t>()), all);
+  EXPECT_EQ(found["search"]["chosen"]["host_state_bytes"], found["host_state"]["bytes"]);
+  EXPECT_THAT(found["search"]["command"].get<std::string>(), HasSubstr(" --host-state " + all + " "));
 }
 
 }  // namespace

@@ -140,6 +140,9 @@ std::string training_command(const Options& options, const Config& config, std::
     flag("--offload-param", std::string(name_of(config.offload.parameters)));
     if (config.offload.activations) words.emplace_back("--offload-activations");
     if (!config.offload.nvme_path.empty()) flag("--nvme-path", config.offload.nvme_path);
+    if (config.offload.uses_nvme() && config.offload.host_state >= 0) {
+      flag("--host-state", std::to_string(config.offload.host_state));
+    }
     if (options.host_memory) flag("--host-memory", *options.host_memory);
     if (options.nvme_space) flag("--nvme-space", *options.nvme_space);
     if (options.offload_ratio) flag("--offload-ratio", fmt::format("{}", *options.offload_ratio));
@@ -172,13 +175,6 @@ int run_mesh_search(const Options& given, const std::string& axes, const Output&
   planner::PlanRequest chosen = request.fit.plan;
   chosen.config = result.config;
   chosen.rank = result.rank;
-  // Meshes are compared with all of it on the disk, which is the most time and the least host memory.
-  OffloadConfig& offload = chosen.config.offload;
-  if (offload.uses_nvme() && offload.host_state < 0) {
-    offload.host_state = 0;
-    offload.host_state_reason =
-        ", as a search of meshes has it; a run takes what is free (--host-state auto)";
-  }
   const std::int64_t budget = request.fit.budget;
   const std::string command = training_command(options, result.config, budget);
   const bool stages = has_several_kinds(result.config, chosen.ranks);
@@ -192,8 +188,10 @@ int run_mesh_search(const Options& given, const std::string& axes, const Output&
     output.out << planner::mesh_search_text(request, result, command)
                << (stages ? planner::stage_plans_text(plans, budget)
                           : planner::plan_text(chosen, result.plan, budget));
-    if (stages && !offload.host_state_reason.empty()) {
-      output.out << "tranche.host_state is 0" << offload.host_state_reason << "\n";
+    const OffloadConfig& offload = chosen.config.offload;
+    if (stages && offload.uses_nvme() && offload.host_state >= 0) {
+      output.out << "tranche.host_state is " << format_bytes(offload.host_state) << offload.host_state_reason
+                 << "\n";
     }
   }
   if (!options.write.empty() && result.fits) {

@@ -15,6 +15,9 @@ namespace tranche::planner {
 /// is asked for on nvme.
 void resolve_host_state(PlanRequest& request);
 
+/// A bound of what resolve_host_state() replaces auto by: the whole limit. 0 where no limit is known.
+std::int64_t most_host_state(const HostMemory& memory);
+
 /// The largest of all ranks' numbers; collective.
 using MostOfAll = std::function<std::int64_t(std::int64_t)>;
 /// The same in a run: collective, each rank plans itself, PlanRequest::rank, so that none waits for another's

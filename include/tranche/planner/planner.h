@@ -161,6 +161,10 @@ struct FitTrial {
   std::int64_t micro_batch = 1, accumulation = 1;
   std::int64_t peak = 0;            ///< bytes of device memory
   std::int64_t host = 0, nvme = 0;  ///< bytes of the other tiers; 0 if it was not planned
+  /// `tranche.host_state`: the given bytes, or for `auto` those that the budget of host memory leaves, once a
+  /// plan has shown that the configuration fits; -1 otherwise.
+  std::int64_t host_state = -1;
+  std::string host_state_reason;  ///< the source of these bytes, as in OffloadConfig
   bool fits = false;
   bool state_alone = false;  ///< not planned: `peak` is model state, workspace and staging buffer, which
                              ///< exceed the budget
@@ -179,8 +183,10 @@ struct FitResult {
 
 /// Searches the settings whose step_cost() is least among those that fit. It varies the stage, the reduction
 /// policy (if the configuration says `auto`), activation checkpointing, the chunked head, the tiers of
-/// optimizer state and parameters (nvme only if the configuration has a path), and the micro-batch. All ranks
-/// of the axis `tensor` must fit. Throws ConfigurationError on a mesh with a pipeline. Deterministic.
+/// optimizer state and parameters (nvme only if the configuration has a path), and the micro-batch. State
+/// that is requested on nvme stays in the host memory that the budget leaves (`tranche.host_state` auto), and
+/// its seconds count what stays. All ranks of the axis `tensor` must fit. Throws ConfigurationError on a mesh
+/// with a pipeline. Deterministic.
 FitResult find_fit(const FitRequest& request);
 
 }  // namespace tranche::planner
