@@ -181,7 +181,7 @@ sanitized() {
 sanitizer_suites() {
   sanitized asan "" 24 unit_tests gpu_tests  # on emulated GPUs, where the toolkit's headers are
   if [ $full = yes ]; then
-    # What else an emulated GPU can show: kernels that are loaded late, few queues, and the whole command for a GPU host.
+    # No label of the preset asan takes these: kernels that are loaded late, few queues, and the whole command for a GPU host.
     suite "build emulated flow" build asan tranche_program
     suite "tests emulated flow" ctest --preset emulation --parallel "$jobs" --no-tests=ignore "${filter[@]}"
   fi

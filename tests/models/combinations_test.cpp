@@ -45,7 +45,8 @@ class EveryRow : public Combinations {
   void expect_bits_of_stage_zero(const std::vector<CombinationAxis>& axes,
                                  const std::vector<CoveringRow>& rows, DeviceKind device, int part = 0,
                                  int parts = 1) {
-    for (std::size_t i = static_cast<std::size_t>(part); i < rows.size(); i += static_cast<std::size_t>(parts)) {
+    for (std::size_t i = static_cast<std::size_t>(part); i < rows.size();
+         i += static_cast<std::size_t>(parts)) {
       if (!test::swept(static_cast<int>(i), 6)) continue;
       SCOPED_TRACE("row " + std::to_string(i) + ": " + text_of(axes, rows[i]));
       const Combination whole = combination_of(axes, rows[i]);
