@@ -197,9 +197,9 @@ int OffloadedState::more_tile_buffers(const std::vector<UnitState>& units, std::
                                std::max<std::int64_t>(0, tiles - config_.offload.tile_buffers)));
 }
 
-// Once a buffer is updated, the host memory of its gradient is of no use until the next backward pass. The last
-// tiles are read into it, so that their writes can wait for that pass, in which the disk has little else to do:
-// the norm of the gradients, which comes at its end, decides about the next updates.
+// Once a buffer is updated, the host memory of its gradient is of no use until the next backward pass. The
+// last tiles are read into it, so that their writes can wait for that pass, in which the disk has little else
+// to do: the norm of the gradients, which comes at its end, decides about the next updates.
 void OffloadedState::lend_gradients(std::vector<UnitState>& units, std::span<const FlatBuffer* const> visits,
                                     std::int64_t largest_tile) {
   if (config_.update == UpdateTime::as_reduced) return;  // updates use the memory during the backward pass
@@ -221,16 +221,18 @@ void OffloadedState::lend_gradients(std::vector<UnitState>& units, std::span<con
     // The number does not depend on the address, so that a plan lends as much as a run.
     const std::int64_t count = (flat->host_gradients.bytes() - io_alignment) / largest_tile;
     if (count <= 0) continue;
-    lenders_.emplace_back(flat, lent_.size());
+    lent_.lenders.emplace_back(flat, lent_.memory.size());
     const auto past = reinterpret_cast<std::uintptr_t>(flat->host_gradients.data()) % io_alignment;
-    std::byte* place = static_cast<std::byte*>(flat->host_gradients.data()) + (past > 0 ? io_alignment - past : 0);
-    for (std::int64_t i = 0; i < count; ++i, place += largest_tile) lent_.push_back({place, largest_tile, last});
+    std::byte* place =
+        static_cast<std::byte*>(flat->host_gradients.data()) + (past > 0 ? io_alignment - past : 0);
+    for (std::int64_t i = 0; i < count; ++i, place += largest_tile)
+      lent_.memory.push_back({place, largest_tile, last});
   }
-  // Memory is lent to as many of the last tiles as are visited there for the last time, and are read later than
-  // the memory is free by the number of the ring's buffers, by which reads run ahead.
+  // Memory is lent to as many of the last tiles as are visited there for the last time, and are read later
+  // than the memory is free by the number of the ring's buffers, by which reads run ahead.
   std::size_t count = 0;
   std::set<std::pair<const TileRegion*, std::int64_t>> seen;
-  while (count < std::min(lent_.size(), total)) {
+  while (count < std::min(lent_.memory.size(), total)) {
     const TileRef& tile = update_order_[total - count - 1];
     if (!seen.emplace(tile.region, tile.tile).second) break;
     ++count;
@@ -238,13 +240,13 @@ void OffloadedState::lend_gradients(std::vector<UnitState>& units, std::span<con
   const auto buffers = static_cast<std::size_t>(ring_->buffers());
   const auto usable = [&] {
     for (std::size_t i = 0; i < count; ++i) {
-      if (lent_[i].after + buffers > total - count + i) return false;
+      if (lent_.memory[i].after + buffers > total - count + i) return false;
     }
     return true;
   };
   while (count > 0 && !usable()) --count;
-  lent_.resize(count);
-  std::erase_if(lenders_, [count](const auto& lender) { return lender.second >= count; });
+  lent_.memory.resize(count);
+  std::erase_if(lent_.lenders, [count](const auto& lender) { return lender.second >= count; });
 }
 
 void OffloadedState::close() noexcept {
@@ -379,7 +381,7 @@ void OffloadedState::publish(FlatBuffer& flat, const ShardSlice& slice) {
 
 void OffloadedState::begin_update() {
   if (update_order_.empty() || updating_) return;
-  ring_->begin(update_order_, true, lent_);
+  ring_->begin(update_order_, true, lent_.memory);
   updating_ = true;
   expected_ = 0;
 }
@@ -436,7 +438,7 @@ void OffloadedState::close_tile() {
 
 void OffloadedState::end_update() {
   const std::vector<Event> given_back = updating_ ? ring_->end(*host_) : std::vector<Event>();
-  for (const auto& [flat, first] : lenders_) {
+  for (const auto& [flat, first] : lent_.lenders) {
     if (!given_back.empty()) flat->host_gradients_free = given_back[first];
   }
   updating_ = false;

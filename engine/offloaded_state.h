@@ -50,6 +50,12 @@ struct OffloadOptions {
   int host_threads = 1;
 };
 
+/// Host memory of gradients that the last tiles of an update use.
+struct LentGradients {
+  std::vector<LentMemory> memory;
+  std::vector<std::pair<FlatBuffer*, std::size_t>> lenders;  ///< a buffer, and its first place in `memory`
+};
+
 class OffloadedState {
  public:
   /// All arguments but `options` must outlive it. Throws IoError when the swap file's folder cannot be used.
@@ -177,8 +183,7 @@ class OffloadedState {
   /// The tiles of optimizer state in the order in which a step visits them. A tile occurs twice if the step
   /// visits it before its update.
   std::vector<TileRef> update_order_;
-  std::vector<LentMemory> lent_;  ///< for the last tiles of update_order_
-  std::vector<std::pair<FlatBuffer*, std::size_t>> lenders_;  ///< and the first memory of each in lent_
+  LentGradients lent_;
   std::size_t expected_ = 0;  ///< the number of tiles of the pass that expect_update() has announced
   bool updating_ = false;     ///< the pass of a step's update has begun
   OpenTile open_;

@@ -64,8 +64,8 @@ void TileFlow::issued(std::int64_t position) noexcept {
   tell_meter();
 }
 
-// A tile can start once its memory is free, no earlier tile may still write any of its bytes, and not too many
-// are being read.
+// A tile can start once its memory is free, no earlier tile may still write any of its bytes, and not too
+// many are being read.
 bool TileFlow::can_start(std::int64_t position) {
   if (at(position).read && reads_.under_way.size() >= at_once_) return false;
   const Tile& tile = at(position).tile;
@@ -185,7 +185,8 @@ void TileFlow::start_writes() {
     if (position < 0) break;
     Place& place = at(position);
     try {
-      started(writes_, io_.write(*place.file, place.tile.offset, place.tile.memory, place.tile.bytes), position);
+      started(writes_, io_.write(*place.file, place.tile.offset, place.tile.memory, place.tile.bytes),
+              position);
     } catch (...) {
       return stop_locked(std::current_exception());
     }
@@ -276,7 +277,8 @@ void TileFlow::run(Lane& lane) {
       start_reads();
     }
     tell_meter();
-    ended(lane, oldest);  // behind what has begun instead, so that the disk is not idle between
+    // This comes after the transfers that it permits have begun, so that the disk does not count as idle.
+    ended(lane, oldest);
     changed_.notify_all();
   }
 }

@@ -24,24 +24,24 @@ namespace tranche::detail {
 ///
 /// Thread-safe. One thread waits for reads and one for writes; the thread that makes a read possible submits
 /// it, in order. Reads, and likewise writes, wait in `queued` and `left` while others of their kind are under
-/// way, so that other transfers of the disk do not wait for all of them. Writes from lent memory come last, once
-/// all reads of their pass have begun, and from the last tile to the first.
+/// way, so that other transfers of the disk do not wait for all of them. Writes from lent memory come last,
+/// once all reads of their pass have begun, and from the last tile to the first.
 class TileFlow {
  public:
   struct Tile {
     std::int64_t offset = 0;  ///< offset in the file
     std::int64_t bytes = 0;
     char* memory = nullptr;  ///< several tiles may use the same, one after the other
-    /// Lent memory may be used once the tile with this index in the pass, an earlier one, has been left. -1: the
-    /// memory is not lent.
+    /// Lent memory may be used once the tile with this index in the pass, an earlier one, has been left. -1:
+    /// the memory is not lent.
     std::int64_t lent_after = -1;
   };
-  /// The memory of tiles must live until finish(), which must be called. At most `at_once` reads are under way,
-  /// and as many writes.
+  /// The memory of tiles must live until finish(), which must be called. At most `at_once` reads are under
+  /// way, and as many writes.
   TileFlow(BlockIo& io, std::size_t at_once, std::shared_ptr<DiskMeter> meter);
 
-  /// Appends the tiles of a pass, which are transferred from and to `file`. Returns the position of the first.
-  /// Rethrows the failure that has stopped the flow.
+  /// Appends the tiles of a pass, which are transferred from and to `file`. Returns the position of the
+  /// first. Rethrows the failure that has stopped the flow.
   std::int64_t add(File& file, const std::vector<Tile>& tiles, bool read);
   /// The work that uses this tile, the next one, has been issued.
   void issued(std::int64_t position) noexcept;

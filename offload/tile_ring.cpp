@@ -114,7 +114,8 @@ struct TileRing::Impl {
       const std::size_t index = tile_read.size();
       const bool lends = index >= own_tiles();
       if (lends ? lent[index - own_tiles()].after >= closed : index >= closed + buffers.size()) return;
-      std::vector<Event> ready{lends ? worked[lent[index - own_tiles()].after] : buffer_free[buffer_of(index)]};
+      std::vector<Event> ready{lends ? worked[lent[index - own_tiles()].after]
+                                     : buffer_free[buffer_of(index)]};
       for (std::size_t i = lends ? 0 : index - std::min(index, buffers.size() - 1); i < index; ++i) {
         if (tiles[i].region != tiles[index].region || tiles[i].tile != tiles[index].tile) continue;
         if (i >= closed) return;
@@ -154,20 +155,20 @@ struct TileRing::Impl {
 
   bool in_pass = false;
   bool reads = true;
-  std::vector<TileRef> tiles;     // of the current pass
-  std::vector<LentMemory> lent;   // memory of the last of them
-  std::size_t first_buffer = 0;   // the buffer of the pass's first tile
-  std::size_t opened = 0;      // number of tiles opened in the pass
+  std::vector<TileRef> tiles;    // of the current pass
+  std::vector<LentMemory> lent;  // memory of the last of them
+  std::size_t first_buffer = 0;  // the buffer of the pass's first tile
+  std::size_t opened = 0;        // number of tiles opened in the pass
   bool tile_is_open = false;
-  std::int64_t position = 0;  // the position of the pass's first tile, see TileFlow
-  Stream* stream = nullptr;   // of the pass, after its first use
+  std::int64_t position = 0;  // position of the pass's first tile, see TileFlow
+  Stream* stream = nullptr;   // the pass's stream, once it is known
   Event ended;                // the end of the previous pass
   TileRingCounts counts;
   // These are used with a recorder only.
   int read_lane = 0, write_lane = 0;
-  std::vector<Event> buffer_free;                  // by buffer
+  std::vector<Event> buffer_free;                      // by buffer
   std::vector<Event> tile_read, worked, tile_written;  // by tile of the pass
-  std::vector<bool> written;                       // by tile of the pass
+  std::vector<bool> written;                           // by tile of the pass
 };
 
 TileRing::TileRing(TileRingOptions options, SwapFile& file, BlockIo* io, MemoryResource& host)
@@ -205,7 +206,8 @@ TileRing::~TileRing() {
 void TileRing::begin(std::vector<TileRef> tiles, bool read, std::vector<LentMemory> lent) {
   Impl& self = *impl_;
   self.check(!self.in_pass, "begin() while a pass is open: end() or abandon() it first");
-  if (lent.size() > tiles.size()) throw InvalidArgument("tile ring: more memory is lent than there are tiles");
+  if (lent.size() > tiles.size())
+    throw InvalidArgument("tile ring: more memory is lent than there are tiles");
   const std::size_t own = tiles.size() - lent.size();
   std::vector<TileFlow::Tile> ranges;
   std::set<std::pair<const TileRegion*, std::int64_t>> in_lent;
@@ -213,12 +215,11 @@ void TileRing::begin(std::vector<TileRef> tiles, bool read, std::vector<LentMemo
   for (const TileRef& ref : tiles) {
     const LentMemory* const place = ranges.size() < own ? nullptr : &lent[ranges.size() - own];
     if (place != nullptr && place->after >= ranges.size()) {
-      throw InvalidArgument(fmt::format("tile ring: the memory of tile {} is lent after tile {}", ranges.size(),
-                                        place->after));
+      throw InvalidArgument(
+          fmt::format("tile ring: the memory of tile {} is lent after tile {}", ranges.size(), place->after));
     }
     if (place != nullptr && !in_lent.emplace(ref.region, ref.tile).second) {
-      throw InvalidArgument(
-          fmt::format("tile ring: tile {} is visited twice in lent memory", ranges.size()));
+      throw InvalidArgument(fmt::format("tile ring: tile {} is visited twice in lent memory", ranges.size()));
     }
     const std::int64_t room = place == nullptr ? self.options.buffer_bytes : place->bytes;
     if (ref.region == nullptr || ref.tile < 0 || ref.tile >= ref.region->tiles()) {

@@ -12,8 +12,8 @@
 ///
 /// Streams and events order these steps: the host stream waits for gradients and state, and the copies of
 /// weights wait for the update. With overlap the issuing thread waits for none of them. If the state is in
-/// host memory, the ring is not used and the other steps are the same. The last tiles of an update use the host
-/// memory of gradients that the update no longer needs, instead of ring buffers (LentMemory).
+/// host memory, the ring is not used and the other steps are the same. The last tiles of an update use the
+/// host memory of gradients that the update no longer needs, instead of ring buffers (LentMemory).
 
 #include <cstdint>
 #include <memory>
@@ -69,9 +69,9 @@ struct TileRingOptions {
 
 /// Memory that a pass may use for one tile instead of a buffer of the ring, until the tile is written.
 struct LentMemory {
-  void* data = nullptr;     ///< a multiple of io_alignment
-  std::int64_t bytes = 0;   ///< at least those of the tile
-  std::size_t after = 0;    ///< it is free once the tile with this index in the pass is updated
+  void* data = nullptr;    ///< a multiple of io_alignment
+  std::int64_t bytes = 0;  ///< at least those of the tile
+  std::size_t after = 0;   ///< it is free once the tile with this index in the pass is updated
 };
 
 /// A tile in memory: data[i] is the beginning of its range of tensor i.
@@ -119,9 +119,9 @@ class TileRing {
 
   /// With `read` false, tiles are only written (first filling), and open() returns unspecified content.
   /// The last lent.size() tiles are in `lent`, in this order, which must outlive the pass. Throws LogicError
-  /// while another pass is open, InvalidArgument for tiles that do not fit their memory or the file, for memory
-  /// that would be lent after its own tile, and for a tile that is twice in lent memory: its second read would
-  /// wait for its first write, which waits for the last read.
+  /// while another pass is open, InvalidArgument for tiles that do not fit their memory or the file, for
+  /// memory that would be lent after its own tile, and for a tile that is twice in lent memory: its second
+  /// read would wait for its first write, which waits for the last read.
   void begin(std::vector<TileRef> tiles, bool read = true, std::vector<LentMemory> lent = {});
   /// Opens the next tile in the order of begin(); `stream` waits for it. Throws LogicError while one is open,
   /// or when none is left.

@@ -1,5 +1,5 @@
-// The last tiles of an update lie in the host memory of gradients that earlier updates have used. Their writes
-// wait for the next backward pass, whose gradients wait for the memory. No bit changes.
+// The last tiles of an update lie in the host memory of gradients that earlier updates have used. Their
+// writes wait for the next backward pass, whose gradients wait for the memory. No bit changes.
 
 #include <gtest/gtest.h>
 
@@ -90,10 +90,8 @@ TEST(LentGradients, ASlowDiskChangesNoBit) {
     for (const char* optimizer : {"AdamW", "Lamb"}) {  // Lamb reads its state twice a step
       const kernels::Digest expected = trained(run_of(OffloadTier::none, ranks, optimizer), nullptr);
       FaultyFileSystem files(detail::posix_file_system());
-      files.inject({.operation = FileOperation::write,
-                    .nth = 1,
-                    .times = -1,
-                    .delay = std::chrono::milliseconds(1)});
+      files.inject(
+          {.operation = FileOperation::write, .nth = 1, .times = -1, .delay = std::chrono::milliseconds(1)});
       EXPECT_EQ(trained(run_of(OffloadTier::nvme, ranks, optimizer), &files), expected) << optimizer;
     }
   }
@@ -115,7 +113,8 @@ TEST(LentGradients, TheForwardPassDoesNotWaitForTheLastWrites) {
   });
   on_equal_units(run_of(OffloadTier::nvme, 1), &files, [&](Engine& engine, Runtime& runtime) {
     for (int step = 0; step < 3; ++step) {
-      one_step(engine, runtime, "", [&] { over = true; });  // the forward pass has had the weights of all units
+      one_step(engine, runtime, "",
+               [&] { over = true; });  // the forward pass has had the weights of all units
       written = 0;
       over = false;
       counting = step < 2;

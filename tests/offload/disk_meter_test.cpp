@@ -78,9 +78,9 @@ TEST(DiskMeter, GivesEachMomentToOneState) {
   Time time;
   TraceRecorder trace(0);
   DiskMeter meter(&trace, time.clock());
-  time.pass(1);  // nothing asked for
+  time.pass(1);  // idle: no transfer is requested
   meter.ask();
-  time.pass(2);  // no buffer
+  time.pass(2);  // idle: a read waits for a buffer
   {
     const DiskMeter::Transfer read(meter, /*asked=*/true);
     time.pass(4);  // busy, once for two transfers
@@ -88,7 +88,7 @@ TEST(DiskMeter, GivesEachMomentToOneState) {
     meter.set_tiles(true, true);
     time.pass(8);
   }
-  time.pass(16);  // the norm comes before the buffer
+  time.pass(16);  // idle: an update waits for the norm, which counts before the buffer
   meter.set_tiles(false, true);
   time.pass(32);
   meter.set_tiles(false, false);
@@ -134,7 +134,7 @@ struct FlowBench {
 TEST(DiskMeter, KnowsWhyTheTilesOfAFlowWait) {
   TraceRecorder trace(0);
   FlowBench bench(&trace);
-  bench.time.pass(1);  // nothing asked for
+  bench.time.pass(1);  // idle: no transfer is requested
   const std::int64_t first = bench.flow.add(*bench.file, bench.tiles(3), true);
   bench.time.pass(2);  // busy: reads 1 and 2
   bench.io.end(1);
@@ -142,11 +142,11 @@ TEST(DiskMeter, KnowsWhyTheTilesOfAFlowWait) {
   bench.time.pass(4);  // busy: read 2
   bench.io.end(2);
   bench.flow.await_tile(first + 1);
-  bench.time.pass(8);  // norm: both are in memory, and no update was issued
+  bench.time.pass(8);  // idle: both tiles are in memory, and their updates wait for the norm
   bench.flow.issued(first);
-  bench.time.pass(16);  // norm: the second still waits
+  bench.time.pass(16);  // idle: the second tile's update still waits for the norm
   bench.flow.issued(first + 1);
-  bench.time.pass(32);  // no buffer: both are being updated, the third wants one
+  bench.time.pass(32);  // idle: both buffers are being updated, and the third tile's read waits for one
   bench.flow.leave(first, true);
   bench.time.pass(64);  // busy: write 3
   bench.io.end(3);
@@ -154,12 +154,12 @@ TEST(DiskMeter, KnowsWhyTheTilesOfAFlowWait) {
   bench.flow.await_tile(first + 2);
   bench.flow.leave(first + 1, false);
   bench.flow.issued(first + 2);
-  bench.time.pass(128);  // nothing asked for: the last tile is being updated
+  bench.time.pass(128);  // idle: no transfer is requested while the last tile is updated
   bench.flow.leave(first + 2, true);
   bench.time.pass(256);  // busy: write 5
   bench.io.end(5);
   bench.flow.await_left(first + 3);
-  bench.time.pass(512);  // nothing asked for
+  bench.time.pass(512);  // idle: no transfer is requested
   expect_seconds(bench.meter->take(), 2 + 4 + 64 + 256, 8 + 16, 32, 1 + 128 + 512);
 
   const std::string json = trace.to_json();
@@ -173,7 +173,7 @@ TEST(DiskMeter, KnowsWhyTheTilesOfAFlowWait) {
 TEST(DiskMeter, CountsATransferAtATimeAsBusyThroughout) {
   FlowBench bench(nullptr, 1);
   const std::int64_t first = bench.flow.add(*bench.file, bench.tiles(2), true);
-  bench.time.pass(1);  // busy: read 1; the other has a buffer, and is held back
+  bench.time.pass(1);  // busy: read 1; the other read has a buffer but must wait its turn
   bench.io.end(1);
   bench.flow.await_tile(first);
   bench.flow.issued(first);
@@ -181,7 +181,7 @@ TEST(DiskMeter, CountsATransferAtATimeAsBusyThroughout) {
   bench.io.end(2);
   bench.flow.await_tile(first + 1);
   bench.flow.issued(first + 1);
-  bench.time.pass(4);  // nothing asked for: both are being updated
+  bench.time.pass(4);  // idle: no transfer is requested while both tiles are updated
   bench.flow.leave(first, true);
   bench.flow.leave(first + 1, true);
   bench.time.pass(8);  // busy: write 3

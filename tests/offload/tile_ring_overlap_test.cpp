@@ -45,7 +45,7 @@ class Happenings {
     return changed_.wait_for(lock, std::chrono::minutes(1),
                              [&] { return std::find(seen_.begin(), seen_.end(), what) != seen_.end(); });
   }
-  /// What has happened and begins with `start`, in order.
+  /// The events so far whose names begin with `start`, in order.
   std::vector<std::string> seen(const std::string& start) {
     const std::lock_guard lock(mutex_);
     std::vector<std::string> result;
@@ -160,8 +160,8 @@ struct LentBench {
         region(bench.region(10 * 512, 512, {8})) {
     tile_bytes = region.bytes_of(0);
     bench.swap.create();
-    ring.emplace(detail::TileRingOptions{.buffers = 1, .buffer_bytes = tile_bytes}, bench.swap, bench.io.get(),
-                 bench.host);
+    ring.emplace(detail::TileRingOptions{.buffers = 1, .buffer_bytes = tile_bytes}, bench.swap,
+                 bench.io.get(), bench.host);
     for (int i = 0; i < 4; ++i) memory.emplace_back(bench.host, tile_bytes, Category::gradients, "owned");
     pass(bench, *ring, region, false, [](std::int64_t, std::int64_t i) { return i; });
     bench.stream->synchronize();
@@ -184,8 +184,8 @@ struct LentBench {
   std::vector<detail::AlignedBuffer> memory;
 };
 
-// While the last write from the ring's buffer is under way, the tiles in lent memory are read and updated. The
-// last of them is written first, because its owner wants it back first.
+// While the last write from the ring's buffer is under way, the tiles in lent memory are read and updated.
+// The last of them is written first, because its owner wants it back first.
 TEST(TileRingOverlap, LentMemoryIsWrittenLastAndFromItsEnd) {
   LentBench lends("write 5", "left 9");
   lends.ring->begin(tiles_of(lends.region), true, lends.lent());
@@ -198,18 +198,19 @@ TEST(TileRingOverlap, LentMemoryIsWrittenLastAndFromItsEnd) {
   lends.bench.stream->synchronize();
   EXPECT_FALSE(lends.late) << "a tile in lent memory waited for a write";
   EXPECT_THAT(lends.happenings.seen("write"),
-              ::testing::ElementsAre("write 0", "write 1", "write 2", "write 3", "write 4", "write 5", "write 9",
-                                     "write 8", "write 7", "write 6"));
+              ::testing::ElementsAre("write 0", "write 1", "write 2", "write 3", "write 4", "write 5",
+                                     "write 9", "write 8", "write 7", "write 6"));
 }
 
 TEST(TileRingOverlap, LentMemoryIsNotWrittenBeforeTheLastRead) {
   LentBench lends("read 8", "left 7");
-  pass(lends.bench, *lends.ring, lends.region, true,
-       [&](std::int64_t value, std::int64_t i) {
-         if (i == 8 * 512 - 1) lends.happenings.note("left 7");
-         return value;
-       },
-       true, lends.lent());
+  pass(
+      lends.bench, *lends.ring, lends.region, true,
+      [&](std::int64_t value, std::int64_t i) {
+        if (i == 8 * 512 - 1) lends.happenings.note("left 7");
+        return value;
+      },
+      true, lends.lent());
   lends.bench.stream->synchronize();
   EXPECT_FALSE(lends.late);
   const std::vector<std::string> all = lends.happenings.seen("");

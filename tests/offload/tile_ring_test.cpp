@@ -105,7 +105,8 @@ TEST_P(TileRingTest, ManyTilesManyPasses) {
   EXPECT_EQ(statistics.registered_bytes, GetParam().engine == BlockIoEngine::uring ? 13 * bytes : 0);
 }
 
-// The owner of lent memory writes into it until the tile that it is lent after, and as soon as it is given back.
+// The owner of lent memory writes into it until the tile that it is lent after, and as soon as it is given
+// back.
 TEST_P(TileRingTest, LentMemoryIsUsedBetweenItsOwnersUses) {
   TileBench bench(folder_.path(), posix_file_system(), io_);
   const TileRegion region = bench.region(20'001, 1000, {8});
@@ -113,7 +114,8 @@ TEST_P(TileRingTest, LentMemoryIsUsedBetweenItsOwnersUses) {
   TileRing ring = bench.ring(GetParam().buffers, region.bytes_of(0));
   pass(bench, ring, region, false, [](std::int64_t, std::int64_t i) { return 3 * i; });
   std::vector<detail::AlignedBuffer> owned;
-  for (int i = 0; i < 12; ++i) owned.emplace_back(bench.host, region.bytes_of(0), Category::gradients, "owned");
+  for (int i = 0; i < 12; ++i)
+    owned.emplace_back(bench.host, region.bytes_of(0), Category::gradients, "owned");
   const auto use = [&](std::size_t place, int mark) {
     std::memset(owned[place].data(), mark, static_cast<std::size_t>(owned[place].bytes()));
   };
@@ -159,7 +161,8 @@ TEST(TileRing, MemoryThatCannotBeLentIsRefused) {
   };
   const detail::LentMemory good{memory.data(), memory.bytes(), 0};
   EXPECT_THAT(text_of({good, good, good, good}), HasSubstr("more memory is lent than there are tiles"));
-  EXPECT_THAT(text_of({{memory.data(), memory.bytes(), 2}}), HasSubstr("memory of tile 2 is lent after tile 2"));
+  EXPECT_THAT(text_of({{memory.data(), memory.bytes(), 2}}),
+              HasSubstr("memory of tile 2 is lent after tile 2"));
   EXPECT_THAT(text_of({{memory.data(), 4096, 0}}), HasSubstr("do not fit buffers of 4096 B"));
 }
 
