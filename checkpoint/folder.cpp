@@ -149,7 +149,7 @@ std::vector<Listed> list_checkpoints(FileSystem& files, const std::string& paren
       std::string name = entry.name;
       if (is_replaced(name)) {
         name.resize(name.size() - replaced_suffix.size());
-        // It is valid only while its replacement does not exist.
+        // A checkpoint that was renamed for replacement is valid only until its replacement exists.
         if (std::any_of(entries.begin(), entries.end(),
                         [&](const auto& other) { return other.name == name; }))
           continue;
@@ -339,7 +339,8 @@ void RunFolder::remove_stale_folders(const std::string& own) {
         files.sync_directory(parent_);
       }
     } else if (is_stale_folder(entry.name)) {
-      files.remove_all(path);  // of an ended process, because only the holder of the lease saves
+      files.remove_all(path);  // the process that wrote it has ended, because only the holder of the lease
+                               // saves
     }
   }
 }

@@ -355,7 +355,8 @@ RunState run_from(const JsonNode& node) {
 /// Checks that the sum of the files' bytes does not overflow.
 void check_sizes(const Manifest& manifest, const JsonNode& root) {
   std::int64_t bytes = manifest.master.bytes;
-  // The master has at most most_counted bytes, half of the largest number, and companions are small.
+  // The sum cannot overflow here: the master file has at most most_counted bytes, half of the largest number,
+  // and companions are small.
   for (const FileRecord& companion : manifest.companions) bytes += companion.bytes;
   for (const ShardRecord& shard : manifest.shards) {
     if (bytes > most_counted || shard.file.bytes > most_counted - bytes) {

@@ -243,7 +243,7 @@ void RunLease::Impl::take() {
   if (!text.empty()) {
     if (!holder.owner.same_kernel(self)) {
       await_death(holder, text);
-    } else if (refused != 0 && holder.owner == self) {  // no locks here
+    } else if (refused != 0 && holder.owner == self) {  // the file system has no locks
       token = holder.token;
       return;
     } else if (refused != 0 && detail::is_running(holder.owner)) {

@@ -1,5 +1,5 @@
-# What else an installed tool has: manual pages and completions for shells, which the program prints of its own command line when it is
-# installed; a copyright file; and a Debian package (cpack).
+# Installs manual pages and completions for shells, which the program prints during the installation, and a copyright file, and makes a
+# Debian package (cpack).
 set(tranche_pages ${PROJECT_BINARY_DIR}/generated/man1)
 set(tranche_completions ${PROJECT_BINARY_DIR}/generated/completions)
 install(CODE "
@@ -56,7 +56,7 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_RECOMMENDS "python3")  # the quickstart's text
-# What programs of one's own are built with (cmake/tranche-config.cmake.in).
+# The packages that are needed to build programs against Tranche (cmake/tranche-config.cmake.in).
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS "g++, cmake, ninja-build, pkg-config, nlohmann-json3-dev, libspdlog-dev, libfmt-dev, libhwy-dev, \
 libhdf5-dev, libpcre2-dev, libutf8proc-dev, libsentencepiece-dev, libopenmpi-dev, liburing-dev")
 foreach(library ${tranche_public_libraries} tranche_tools)

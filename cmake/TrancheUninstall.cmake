@@ -1,5 +1,5 @@
-# The target uninstall: it removes what the last `cmake --install` of this build folder wrote, and the folders that this made.
-# Included before anything that installs, because install rules run in the order in which they are made.
+# The target uninstall removes the files that the last `cmake --install` of this build folder wrote, and the folders that it made. It is
+# included before anything that installs, because install rules run in the order in which they are made.
 if(NOT TRANCHE_INSTALL OR NOT PROJECT_IS_TOP_LEVEL)
   return()
 endif()

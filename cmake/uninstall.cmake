@@ -20,7 +20,7 @@ foreach(file ${files})
     file(REMOVE "$ENV{DESTDIR}${file}")
     math(EXPR count "${count} + 1")
   endif()
-  # The folders above that the installation made, and those within them.
+  # Collects the folders that the installation made, above and below this one.
   set(folder ${file})
   set(above "")
   while(NOT folder STREQUAL above)

@@ -307,7 +307,8 @@ class DeviceCommunicator : public CommunicatorBase {
     return call;
   }
 
-  /// A peer outside the group is refused with the call's other arguments.
+  /// Throws if a peer of the group is no neighbour on a line. A peer outside the group is refused later, with
+  /// the call's other arguments.
   void require_neighbour(std::string_view name, int peer, const OperationLabel& label) const {
     if (!group_.line || peer < 0 || peer >= size()) return;
     const std::vector<int> neighbours = group_.neighbours();
@@ -327,7 +328,8 @@ class DeviceCommunicator : public CommunicatorBase {
   }
 
   Event enqueue(DeviceCall&& the_call, std::span<const Event> ready) {
-    if (group_.line) (void)exchange_->issue(std::make_shared<const DeviceCall>(the_call), {});  // throws
+    // A line has only messages: issue() throws for any other call.
+    if (group_.line) (void)exchange_->issue(std::make_shared<const DeviceCall>(the_call), {});
     if (inquiry_ != nullptr) {
       const std::uint64_t number = calls_++;
       inquiry_->note_device_call(the_call.name, the_call.unit, number);

@@ -337,7 +337,7 @@ Event GroupCommunicator::send(const void* values, std::int64_t count, DataType d
   OperationInfo info = open("send", ready, label);
   validate_and_record_send(values, count, dtype, peer, label);
   info.tag.point_to_point = true;
-  info.tag.call = 0;  // sender and receiver have different names
+  info.tag.call = 0;  // 0, because sender and receiver name this call differently
   info.tag.sequence = sends_[static_cast<std::size_t>(peer)]++;
   const std::int64_t bytes = count * size_of(dtype);
   return move(std::move(info), nullptr, {{peer, const_cast<void*>(values), bytes}}, {}, bytes);
@@ -348,7 +348,7 @@ Event GroupCommunicator::recv(void* values, std::int64_t count, DataType dtype, 
   OperationInfo info = open("recv", ready, label);
   validate_and_record_recv(values, count, dtype, peer, label);
   info.tag.point_to_point = true;
-  info.tag.call = 0;  // sender and receiver have different names
+  info.tag.call = 0;  // 0, because sender and receiver name this call differently
   info.tag.sequence = receives_[static_cast<std::size_t>(peer)]++;
   const std::int64_t bytes = count * size_of(dtype);
   return move(std::move(info), nullptr, {}, {{peer, values, bytes}}, bytes);

@@ -24,7 +24,7 @@ namespace {
 /// Checks, counts and hashes like the real communicators; it moves nothing and accesses no buffer.
 class MetaCommunicator : public comm::CommunicatorBase {
  public:
-  /// `nodes`: the node of each rank. `members`: its number in the whole run.
+  /// `nodes`: the node of each rank. `members`: the number of each rank in the whole run.
   MetaCommunicator(int rank, std::vector<int> nodes, std::vector<int> members, NodeCollectives collectives,
                    std::shared_ptr<comm::StagingBuffer> staging,
                    std::shared_ptr<detail::WorkRecorder> recorder)

@@ -20,7 +20,7 @@ namespace {
 
 using enum ValueKind;
 
-constexpr double most_chunks = 1024;  // on a rank
+constexpr double most_chunks = 1024;  // the most chunks of a rank
 constexpr double smallest = std::numeric_limits<double>::denorm_min(),
                  largest = std::numeric_limits<double>::max();
 constexpr double below_1 = 0x1.fffffffffffffp-1;

@@ -208,7 +208,8 @@ void check_noise(const Config& config, int ranks, Problems& problems) {
   }
 }
 
-/// Refuses what must know all gradients of a step, where units are updated before that.
+/// Refuses settings that need all gradients of a step before its first update, if units are updated earlier
+/// (tranche.update: as_reduced).
 void check_update(const Config& config, Problems& problems) {
   if (config.update == UpdateTime::at_the_boundary) return;
   const auto refuse = [&](bool asked, const std::string& setting, const char* why) {

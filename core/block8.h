@@ -83,7 +83,7 @@ constexpr std::int32_t block8_code(float x) {
   constexpr float before = 8.0f / 9;
   const float cell = magnitude * slope + cells * before;
   const float last = cells + cells - 1;
-  std::int32_t number = static_cast<std::int32_t>(cell < last ? cell : last);  // `last` for a NaN
+  std::int32_t number = static_cast<std::int32_t>(cell < last ? cell : last);  // a NaN gives `last`
   if (!with_sign) number -= 1;
   number = magnitude >= block8_from<with_sign, 0>() ? number : 0;
   number = magnitude >= block8_from<with_sign, block8_decades>() ? (with_sign ? 128 : 255) : number;

@@ -91,7 +91,7 @@ class Packer {
     for (const PackingItem& item : part) key.insert(key.end(), {item.begin, item.end, item.bytes});
     const auto [found, is_new] = known_.try_emplace(std::move(key));
     if (is_new) pieces_to_search_ += part.size();
-    if (found->second.offsets.empty()) return 0;  // the first round
+    if (found->second.offsets.empty()) return 0;  // in the first round only the parts are collected
     for (std::size_t i = 0; i < members.size(); ++i) offsets_[members[i]] = bottom + found->second.offsets[i];
     return found->second.bytes;
   }

@@ -33,7 +33,7 @@ std::string place_of(const Shape& shape, std::int64_t index) {
   return "[" + text + "]";
 }
 
-/// The beginning of errors about the given function.
+/// The beginning of every error about the caller's function, `micro_batches`.
 constexpr const char* called = "check_gradients(): the micro-batches that it was given ";
 
 class Check {

@@ -107,7 +107,7 @@ std::unique_ptr<checkpoint::Reader> CheckpointLoader::open_base(const checkpoint
                                                                 const checkpoint::Storage& storage) {
   const std::string& recorded = adapters.manifest().base->folder;
   const std::string& path = options.base.empty() ? recorded : options.base;
-  if (path.empty()) return nullptr;  // the base is drawn
+  if (path.empty()) return nullptr;  // the base has no folder: its weights are drawn from the seed
   try {
     std::vector<std::string> notes;
     const std::string chosen = choose_checkpoint(runtime_.all(), storage.files, path, notes);

@@ -24,7 +24,8 @@ namespace tranche::detail {
 /// begin(), issue() or finish() ends the engine: part of the state may be that of the next step.
 class EarlyUpdates {
  public:
-  /// All but `config` outlive it. Unless on(), begin() is not called, and the other calls do nothing.
+  /// All arguments except `config` must outlive it. If on() is false, begin() must not be called, and the
+  /// other calls do nothing.
   EarlyUpdates(StateStore& store, StepBoundary& boundary, const ParameterGatherer& gatherer,
                ExposedTime& exposed, Breakdown& breakdown, const Config& config)
       : store_(store),
@@ -36,17 +37,18 @@ class EarlyUpdates {
         fetches_(config.offload.parameters != OffloadTier::none) {}
 
   bool on() const { return on_; }
-  /// The last micro-batch of a step begins: what is complete from here on is updated with `step`.
+  /// Called when the last micro-batch of a step begins. Buffers whose gradients become complete after this
+  /// call are updated with `step`.
   void begin(const OptimizerStep& step);
-  /// The step of begin(), until end_step(); otherwise empty.
+  /// The argument of begin(), until end_step(); otherwise empty.
   const std::optional<OptimizerStep>& begun() const { return step_; }
-  /// The last reduction of the buffer's gradient was launched.
+  /// Called after the last reduction of the buffer's gradient was launched.
   void complete(FlatBuffer& flat);
-  /// Issues what may be issued. `submitted`: a unit has just submitted its gradients.
+  /// Issues the updates that may begin now. `submitted`: a unit has just submitted its gradients.
   void issue(bool submitted);
-  /// Issues all that is left; gradients of every buffer are complete.
+  /// Issues all remaining updates. The gradients of every buffer must be complete.
   void finish();
-  /// The unit's weights are those of the next step, or will be.
+  /// True if an update of the unit's weights was issued in this step.
   bool updated(int unit) const;
   void end_step();
 
@@ -54,7 +56,7 @@ class EarlyUpdates {
   struct Waiting {
     FlatBuffer* flat;
     int unit;
-    std::int64_t submission;  ///< that completed its gradient
+    std::int64_t submission;  ///< the number of the submission that completed its gradient
   };
   void update(FlatBuffer& flat);
   template <class Work>

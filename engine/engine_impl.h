@@ -49,7 +49,8 @@ struct Engine::Impl {
   /// Runs one public call. An error after which the engine is unusable ends it.
   template <typename Call>
   auto guarded(Call&& call);
-  /// Throws ConfigurationError where early updates count on more tokens than [batch, time] has.
+  /// Throws ConfigurationError if units are updated before the ranks agree and [batch, time] has fewer tokens
+  /// than the update divides by.
   void require_full_lengths(const Shape& shape) const;
   /// `beside`: other micro-batches may be open.
   std::int64_t open_micro_batch(const Shape& shape, std::span<const std::int64_t> samples, bool beside);
@@ -94,7 +95,8 @@ struct Engine::Impl {
   /// Decides from the agreed loss and gradients whether the step is applied, and whether gradients are
   /// clipped.
   void judge_gradients(const detail::StepBoundary::Agreement& found, StepResult& result);
-  /// Ends the engine, on all ranks, where units were updated for a step that is not as was foreseen.
+  /// Ends the engine on all ranks if units were already updated for a step that turns out to be skipped or to
+  /// have another number of tokens.
   void require_foreseen(const StepResult& result);
   /// Returns the engine to the state between steps.
   void close_step(StepResult& result);

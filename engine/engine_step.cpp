@@ -85,7 +85,7 @@ void Engine::Impl::require_foreseen(const StepResult& result) {
   } catch (const Error& failed) {
     runtime.log().warning(failed.message());
   }
-  breakdown.end_untold(error);  // all ranks throw it: none has to be told
+  breakdown.end_untold(error);  // all ranks throw this error, so peers need no report
   breakdown.throw_if_ended();
 }
 

@@ -141,7 +141,8 @@ struct FlatBuffer {
                       ///< the shard
   Event shard_ready;  ///< this rank's shard holds the newest weights
   Event reduce_done;  ///< all launched reductions into the main gradient are done
-  Event gradients_on_host;  ///< host_gradients is filled, and its statistics are computed
+  Event host_gradients_free;  ///< the disk no longer uses host_gradients, which were lent to it
+  Event gradients_on_host;    ///< host_gradients is filled, and its statistics are computed
 
   /// True when this rank adds the gradients of several uses by use.
   bool sums_uses() const { return uses.size() > 1; }

@@ -333,7 +333,7 @@ void GradientReducer::reduce(Target& target, Target& last_use, FlatBuffer& flat,
 
   pieces_.take(flat, source, reduce_once ? 0 : micro_batch);
 
-  // Rounded once, unless it is already a sum of rounded gradients.
+  // The gradient is rounded once, before it is sent, unless it is already a sum of rounded gradients.
   GradientExchange& exchange = *flat.gradients_over;
   const GradientExchange::Bytes bytes =
       flat.sums_uses() ? GradientExchange::Bytes() : exchange.bytes(flat, source.dtype);

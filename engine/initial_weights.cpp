@@ -32,9 +32,9 @@ class InitialWeights {
   void fill_state(const ShardSlice& slice, const TensorView& state, float value);
   /// Writes the caller's values, through host memory.
   void fill(const Initializer& how, std::int64_t first, const TensorView& target);
-  /// Draws the master weights of a slice, which is the elements of `piece` from number `done` on.
+  /// Draws the master weights of a slice, which has the elements of `piece` from element `done` on.
   void draw_master(const FlatBuffer& flat, const TensorPiece& piece, std::int64_t done, const ShardSlice& to);
-  /// Draws the elements of a piece from number `done` on.
+  /// Draws the elements of a piece from element `done` on.
   void draw(const FlatBuffer& flat, const TensorPiece& piece, std::int64_t done, const TensorView& target);
   bool simulated() const { return device_.kind() == DeviceKind::meta; }
 

@@ -16,19 +16,19 @@ namespace tranche::detail {
 /// needed first.
 std::vector<bool> units_that_move(std::span<const std::int64_t> padded_elements, double ratio);
 
-/// The host memory in which state stays that is asked for on nvme (tranche.host_state). Buffers are offered
-/// in the order of use: all weights, of which the disk would move most for each byte, before all optimizer
-/// state.
+/// The host memory for state that is requested on nvme and stays in host memory (tranche.host_state). Buffers
+/// are offered in the order of use: all weights, of which the disk would move most for each byte, before all
+/// optimizer state.
 class HostHomes {
  public:
   explicit HostHomes(const OffloadConfig& offload)
       : bytes_(offload.host_state_bytes()), weights_(offload.most_weights_in_host) {}
-  /// True, and the bytes are taken, where the whole buffer fits.
+  /// Takes the bytes and returns true if the whole buffer fits.
   bool take_weights(std::int64_t elements, std::int64_t bytes);
   bool take_state(std::int64_t bytes);
 
  private:
-  std::int64_t bytes_, weights_;  ///< that are left
+  std::int64_t bytes_, weights_;  ///< bytes, and elements of weights, that may still be taken
 };
 
 }  // namespace tranche::detail

@@ -3,7 +3,11 @@
 #include "engine/offloaded_state.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <cstring>
+#include <map>
+#include <set>
 
 #include "core/clock.h"
 #include "device/work_recorder.h"
@@ -174,6 +178,7 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units,
                                                        .at_once = offload.tile_buffers,
                                                        .meter = disk_},
                                        *swap_, io_.get(), resources_.host_memory);
+    lend_gradients(units, visits, largest_tile);
   }
   return io_ ? io_->fallback_reason() : std::string();
 }
@@ -190,6 +195,58 @@ int OffloadedState::more_tile_buffers(const std::vector<UnitState>& units, std::
   return narrow<int>(
       std::clamp<std::int64_t>(left / AlignedBuffer::requested_bytes(largest_tile), 0,
                                std::max<std::int64_t>(0, tiles - config_.offload.tile_buffers)));
+}
+
+// Once a buffer is updated, the host memory of its gradient is of no use until the next backward pass. The
+// last tiles are read into it, so that their writes can wait for that pass, in which the disk has little else
+// to do: the norm of the gradients, which comes at its end, decides about the next updates.
+void OffloadedState::lend_gradients(std::vector<UnitState>& units, std::span<const FlatBuffer* const> visits,
+                                    std::int64_t largest_tile) {
+  if (config_.update == UpdateTime::as_reduced) return;  // updates use the memory during the backward pass
+  std::map<const FlatBuffer*, std::size_t> after;  // the first tile behind which a gradient is of no use
+  const std::size_t total = update_order_.size();
+  std::size_t visited = 0;
+  for (const FlatBuffer* flat : visits) {
+    const auto tiles = static_cast<std::size_t>(flat->tiles.elements > 0 ? flat->tiles.tiles() : 0);
+    after[flat] = tiles > 0 ? visited + tiles - 1 : visited;
+    visited += tiles;
+  }
+  std::multimap<std::size_t, FlatBuffer*> order;
+  for (UnitState& unit : units) {
+    for (FlatBuffer& flat : unit.buffers) {
+      if (flat.host_gradients && after.contains(&flat)) order.emplace(after.at(&flat), &flat);
+    }
+  }
+  for (const auto& [last, flat] : order) {
+    // The number does not depend on the address, so that a plan lends as much as a run.
+    const std::int64_t count = (flat->host_gradients.bytes() - io_alignment) / largest_tile;
+    if (count <= 0) continue;
+    lent_.lenders.emplace_back(flat, lent_.memory.size());
+    const auto past = reinterpret_cast<std::uintptr_t>(flat->host_gradients.data()) % io_alignment;
+    std::byte* place =
+        static_cast<std::byte*>(flat->host_gradients.data()) + (past > 0 ? io_alignment - past : 0);
+    for (std::int64_t i = 0; i < count; ++i, place += largest_tile)
+      lent_.memory.push_back({place, largest_tile, last});
+  }
+  // Memory is lent to as many of the last tiles as are visited there for the last time, and are read later
+  // than the memory is free by the number of the ring's buffers, by which reads run ahead.
+  std::size_t count = 0;
+  std::set<std::pair<const TileRegion*, std::int64_t>> seen;
+  while (count < std::min(lent_.memory.size(), total)) {
+    const TileRef& tile = update_order_[total - count - 1];
+    if (!seen.emplace(tile.region, tile.tile).second) break;
+    ++count;
+  }
+  const auto buffers = static_cast<std::size_t>(ring_->buffers());
+  const auto usable = [&] {
+    for (std::size_t i = 0; i < count; ++i) {
+      if (lent_.memory[i].after + buffers > total - count + i) return false;
+    }
+    return true;
+  };
+  while (count > 0 && !usable()) --count;
+  lent_.memory.resize(count);
+  std::erase_if(lent_.lenders, [count](const auto& lender) { return lender.second >= count; });
 }
 
 void OffloadedState::close() noexcept {
@@ -211,7 +268,8 @@ void OffloadedState::send_gradients(FlatBuffer& flat, kernels::GradientStatistic
   stream.wait(flat.reduce_done);
   kernels::gradient_statistics(stream, residency_.gradients(flat, flat.owned()), statistics);
   const TensorView kept = residency_.gradients(flat, residency_.optimizer_range(flat));
-  flat.gradients_on_host = link_.copy_to_host(flat.host_gradients.data(), kept.data, kept.bytes(), {});
+  const std::array ready{flat.host_gradients_free};
+  flat.gradients_on_host = link_.copy_to_host(flat.host_gradients.data(), kept.data, kept.bytes(), ready);
   flat.transient_gradients.release(flat.gradients_on_host);
   if (!config_.overlap) flat.gradients_on_host.wait();
 }
@@ -323,7 +381,7 @@ void OffloadedState::publish(FlatBuffer& flat, const ShardSlice& slice) {
 
 void OffloadedState::begin_update() {
   if (update_order_.empty() || updating_) return;
-  ring_->begin(update_order_);
+  ring_->begin(update_order_, true, lent_.memory);
   updating_ = true;
   expected_ = 0;
 }
@@ -379,7 +437,10 @@ void OffloadedState::close_tile() {
 }
 
 void OffloadedState::end_update() {
-  if (updating_) ring_->end(*host_);
+  const std::vector<Event> given_back = updating_ ? ring_->end(*host_) : std::vector<Event>();
+  for (const auto& [flat, first] : lent_.lenders) {
+    if (!given_back.empty()) flat->host_gradients_free = given_back[first];
+  }
   updating_ = false;
   if (!config_.overlap) host_->synchronize();
 }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/flat_buffer.h"
@@ -47,6 +48,12 @@ struct OffloadOptions {
   double link_bytes_per_second = 0;  ///< a limit of each direction, for tests; 0: none
   TraceRecorder* trace = nullptr;
   int host_threads = 1;
+};
+
+/// Host memory of gradients that the last tiles of an update use.
+struct LentGradients {
+  std::vector<LentMemory> memory;
+  std::vector<std::pair<FlatBuffer*, std::size_t>> lenders;  ///< a buffer, and its first place in `memory`
 };
 
 class OffloadedState {
@@ -151,6 +158,9 @@ class OffloadedState {
   /// The number of buffers beyond offload_optimizer.buffer_count, into which tiles are read ahead: as many as
   /// fit in the bytes of tranche.host_state that hold no state, and at most one for each tile.
   int more_tile_buffers(const std::vector<UnitState>& units, std::int64_t largest_tile) const;
+  /// Lends the host memory of gradients to the last tiles of an update.
+  void lend_gradients(std::vector<UnitState>& units, std::span<const FlatBuffer* const> visits,
+                      std::int64_t largest_tile);
   bool simulated() const { return resources_.device.kind() == DeviceKind::meta; }
 
   const Config& config_;
@@ -173,6 +183,7 @@ class OffloadedState {
   /// The tiles of optimizer state in the order in which a step visits them. A tile occurs twice if the step
   /// visits it before its update.
   std::vector<TileRef> update_order_;
+  LentGradients lent_;
   std::size_t expected_ = 0;  ///< the number of tiles of the pass that expect_update() has announced
   bool updating_ = false;     ///< the pass of a step's update has begun
   OpenTile open_;

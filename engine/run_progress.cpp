@@ -89,7 +89,7 @@ void RunProgress::describe(checkpoint::RunState& run) const {
 }
 
 void RunProgress::go_on_from(const checkpoint::RunState& run) {
-  noise_ = {};  // it belongs to the run that this engine leaves
+  noise_ = {};  // these averages belong to the previous run
   steps_ = run.step;
   applied_ = run.applied;
   skipped_at_end_ = run.skipped;

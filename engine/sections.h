@@ -11,8 +11,8 @@
 
 namespace tranche::detail {
 
-/// The elements of a slice that this section of trainable tensors stores; if master weights are in halves,
-/// the lower ones.
+/// The elements of a slice that this section of trainable tensors stores. If master weights are stored as two
+/// 16-bit halves, the section has the lower halves.
 TensorView section_of(const ShardSlice& slice, const checkpoint::SectionRecord& section,
                       const std::vector<OptimizerStateTensor>& states);
 

@@ -72,7 +72,7 @@ void check_host_memory(const Runtime& runtime, const Config& config, const State
   std::int64_t needed = 0;
   const std::int64_t accumulation = size_of(config.precision.accumulation);
   std::int64_t largest = 0, largest_tile = 0, stay = 0;
-  bool tiles = false;  // on the disk
+  bool tiles = false;  // whether any state is on the disk
   for (const UnitState& unit : store.units()) {
     std::int64_t shard_bytes = 0;
     for (const FlatBuffer& flat : unit.buffers) {

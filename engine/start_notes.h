@@ -14,8 +14,8 @@ namespace tranche::detail {
 std::vector<std::string> notes_on_overlap(const StateStore& store, const Config& config, const Ledger& ledger,
                                           Device& device);
 
-/// Says that units are updated before the ranks agree, or, of offloaded state, that they could be. `need`:
-/// need_of_all_gradients().
+/// Adds a note if units are updated before the ranks agree, or if offloaded units could be. `need`: the
+/// result of need_of_all_gradients().
 void note_update(const Config& config, const std::string& need, std::vector<std::string>& notes);
 
 }  // namespace tranche::detail

@@ -195,7 +195,8 @@ void StateDigest::compare_copies(const std::vector<Sums>& all) const {
   // The lowest rank of each group of the axis tensor, and of each group that shares slices.
   std::map<std::array<int, 4>, int> first_parts;
   const int parts = mesh_.size(MeshAxis::tensor), sharers = sharers_of_slices();
-  const std::vector<int> ends = mesh_.group({MeshAxis::tensor}, 0);  // of the first stage, as rank 0
+  const std::vector<int> ends = mesh_.group({MeshAxis::tensor}, 0);  // the group of rank 0, which is in the
+                                                                     // first stage
   for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
     const auto& sums_of_rank = all[static_cast<std::size_t>(rank)];
     const int alike = store_.placement().class_of(rank);

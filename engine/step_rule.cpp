@@ -75,7 +75,7 @@ void StepRule::check(const std::vector<StepRecord>& records, std::int64_t step) 
 
 void StepRule::check_finite(const OptimizerStep& update, std::int64_t step) const {
   if (std::isfinite(update.learning_rate) && std::isfinite(update.momentum)) return;
-  // All ranks throw it: none has to be told.
+  // All ranks throw this error, so peers need no report.
   breakdown_.end_untold(std::make_exception_ptr(ConfigurationError(fmt::format(
       "schedule {} gives a learning rate of {} and a momentum of {} for step {}; both must be finite",
       schedule_->describe(), update.learning_rate, update.momentum, step))));

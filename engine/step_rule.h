@@ -48,7 +48,7 @@ class StepRule {
  private:
   const Runtime& runtime_;
   const Config& config_;
-  std::optional<std::string> own_;  ///< Schedule::describe() of the program's own
+  std::optional<std::string> own_;  ///< Schedule::describe() of the program's own schedule
   std::unique_ptr<Schedule> schedule_;
   Breakdown& breakdown_;
   std::optional<double> rate_;

@@ -24,7 +24,7 @@ class TileFeed {
 
   /// Returns when the tile's memory is no longer read: it was used, or no taker will take it.
   void hand_over(const Tile& tile) noexcept;
-  /// True when a tile would still be taken, now or later.
+  /// True if a tile that is handed over now or later will be used.
   bool wanted() const noexcept;
   /// Called after all tiles were handed over.
   void finish() noexcept;

@@ -132,7 +132,7 @@ TrafficCount TrafficFormulas::in_groups(MeshAxis axis, int group) const {
     sent.bytes += elements * size_of(precision.compute);
   }
   std::int64_t gathered = 0, reduced = 0, summed = 0, blocks = 0;
-  std::int64_t wider_sums = 0;  // by use; they are fp32 before they are sent
+  std::int64_t wider_sums = 0;  // elements that are added by use, and are sent in fp32
   int shards = 1;
   for (const FlatBuffer* flat : store_.trainable()) {
     if (flat->empty() || flat->axis() != axis || (group > 0 && flat->group->size() != group)) continue;

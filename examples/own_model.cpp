@@ -1,5 +1,5 @@
-// A language model of one's own in the program: own_model train --model token-mlp --data my.txt, and all else
-// that `tranche` does. A block is x + GELU(x U) D: a token sees nothing of those before it.
+// A language model of your own in the program `tranche`: own_model train --model token-mlp --data my.txt, and
+// all other commands. A block is x + GELU(x U) D, so that the prediction depends on the current token alone.
 #include <tranche/engine/engine.h>
 #include <tranche/kernels/embedding.h>
 #include <tranche/kernels/rms_norm.h>

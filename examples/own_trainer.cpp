@@ -92,7 +92,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   try {
-    // 9, as tranche train has it: a batch script sees that the run is to be gone on with.
+    // Status 9, as of tranche train, tells a batch script to continue the run.
     return train(argv[1], argv[2], argc > 3 ? std::atoll(argv[3]) : 100) ? 9 : 0;
   } catch (const Error& error) {
     std::fprintf(stderr, "%s\n", error.what());

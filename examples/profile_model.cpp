@@ -1,5 +1,5 @@
-// Profiles the memory of a model of one's own: a chain of layers of one's own under the engine, planned on
-// the meta device and then measured: mpirun -n 2 profile_model DIRECTORY [stage]
+// Profiles the memory of a model of your own, a chain of layers: it is planned on the meta device first and
+// then measured: mpirun -n 2 profile_model DIRECTORY [stage]
 #include <tranche/tranche.h>
 
 #include <cstdio>

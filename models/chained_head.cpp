@@ -76,7 +76,7 @@ void chained_language_head(const LanguageModel& model, const Pass& pass, const G
   const kernels::CrossEntropyState state{memory[3], memory[4], memory[5]};
   model.final_norm_forward(pass, unit, x, norm);
   const GatheredRows normed(pass, name, norm.normed);
-  // An adapter's A is whole, so that every rank has its narrow product; B is cut as the table is.
+  // An adapter's A is whole, so every rank computes x A^T; B is cut like the table.
   const std::optional<LowRank> low_rank = head_adapter(pass, unit);
   const std::int64_t rank_of_adapter = low_rank ? low_rank->rank() : 0;
   const StepTensors inner(engine, Category::activations, "adapter", {{dtype, {rows, rank_of_adapter}}});
@@ -149,7 +149,7 @@ void chained_language_head(const LanguageModel& model, const Pass& pass, const G
     kernels::scale(stream, low_rank->adapter().scale, scratch[3]);
     kernels::cast(stream, scratch[3], scratch[4]);
     low_rank->input_gradient(scratch[4], d_normed.view());
-    // A is whole on every rank, and its gradient one rank's.
+    // A is whole on every rank, but only one rank adds its gradient.
     if (pass.tensor_rank() == 0) {
       add_a_gradient(engine, *gradients, low_rank->adapter(), normed.view(), scratch[4]);
     }

@@ -277,7 +277,7 @@ void gathered_attention_backward(const Pass& pass, std::int64_t block,
   const StepTensors all = gather_keys(exchange, block, inputs);
   const StepTensors d_all(pass.engine, Category::activations, "gradients of keys and values",
                           {exchange.sequences(), exchange.by_rank()});
-  // The second run's, in the memory that is sent.
+  // The gradients of the second run's keys and values, in the message's memory.
   const TensorView second = d_all[1].slice(0, d_all[0].elements()).reshaped(d_all[0].shape);
   if (pass.tokens_of_run(1) == 0) kernels::fill_zero(stream, second);
   if (pass.tokens_of_run(0) == 0) kernels::fill_zero(stream, d_all[0]);

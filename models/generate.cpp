@@ -197,7 +197,8 @@ class Generator {
       if (!text.ended) (goes_on_in_cache(text) ? next : whole).push_back(&text);
     }
     const auto mine = static_cast<std::int64_t>(whole.size() + (next.empty() ? 0 : 1));
-    // The same exchange reports a text whose logits were not finite: its number is added above most_passes.
+    // The same exchange reports a text whose logits were not finite: the value is then its number times
+    // most_passes, and the passes.
     const std::int64_t agreed = largest(ranks_, (not_finite_ + 1) * most_passes + mine);
     if (agreed >= most_passes) {
       throw NumericalError(fmt::format("generate: the logits behind prompt {} are not finite; {}",
@@ -313,7 +314,7 @@ class Generator {
           .wait();
     }
     const Mesh& mesh = engine_.runtime().mesh();
-    std::vector<int> holders(static_cast<std::size_t>(token_ranks_));  // a rank of each token rank
+    std::vector<int> holders(static_cast<std::size_t>(token_ranks_));  // one rank for each token rank
     for (int rank = 0; rank < ranks_.size(); ++rank) {
       holders[static_cast<std::size_t>(mesh.token_rank(rank))] = rank;
     }

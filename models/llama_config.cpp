@@ -212,7 +212,7 @@ void read_windows(const JsonNode& root, LlamaConfig& config) {
     }
     config.windowed = given;
   }
-  // A configuration has only one representation of the same windows.
+  // Equal windows are always described in the same way.
   const auto& by_layer = config.windowed;
   if (config.window > 0 && !by_layer.empty() &&
       std::find(by_layer.begin(), by_layer.end(), true) == by_layer.end()) {

@@ -12,9 +12,9 @@ namespace tranche::detail {
 
 /// The disk is busy while at least one transfer is in flight. At any other moment it is idle for one reason,
 /// the first of these that holds:
-///     norm:           a tile is in memory, and its update has not been issued
-///     no buffer:      a read was asked for, and the memory or the bytes that it needs are still in use
-///     nothing asked:  neither
+///     norm:           a tile is in memory, but its update waits for the ranks' agreement or for its gradient
+///     no buffer:      a read was requested, and the memory or the bytes that it needs are still in use
+///     nothing asked:  no transfer is requested
 /// Thread-safe. With a trace, idle times are spans of the track "disk idle".
 class DiskMeter {
  public:
@@ -30,9 +30,9 @@ class DiskMeter {
   void end() noexcept;
   /// The state of a ring's tiles: one waits for its update to be issued, a read waits for its buffer.
   void set_tiles(bool wait_for_update, bool wait_for_buffer) noexcept;
-  /// A read beside the ring was asked for; its transfer has not begun.
+  /// A read outside the ring was requested; its transfer has not begun.
   void ask();
-  /// A transfer beside the ring is in flight during its lifetime. `asked`: ask() announced it.
+  /// A transfer outside the ring, in flight during this object's lifetime. `asked`: ask() announced it.
   class Transfer {
    public:
     explicit Transfer(DiskMeter& meter, bool asked = false);

@@ -9,13 +9,12 @@
 
 namespace tranche::detail {
 
-TileFlow::TileFlow(BlockIo& io, std::vector<char*> buffers, std::size_t at_once,
-                   std::shared_ptr<DiskMeter> meter)
-    : io_(io), meter_(std::move(meter)), buffers_(std::move(buffers)), at_once_(at_once) {
+TileFlow::TileFlow(BlockIo& io, std::size_t at_once, std::shared_ptr<DiskMeter> meter)
+    : io_(io), meter_(std::move(meter)), at_once_(at_once) {
   reads_.track = "tile reads";
   writes_.track = "tile writes";
   for (Lane* lane : {&reads_, &writes_}) {
-    lane->under_way.reserve(buffers_.size());  // started() must not allocate, or a transfer could be lost
+    lane->under_way.reserve(at_once_);  // started() must not allocate, or a transfer could be lost
   }
   reads_.thread = start_quiet_thread([this] { run(reads_); });
   try {
@@ -34,8 +33,8 @@ TileFlow::Place& TileFlow::at(std::int64_t position) {
   return places_[static_cast<std::size_t>(index)];
 }
 
-char* TileFlow::buffer_of(std::int64_t position) const {
-  return buffers_[static_cast<std::size_t>(position % static_cast<std::int64_t>(buffers_.size()))];
+bool TileFlow::settled(std::int64_t position) {
+  return position < first_ || at(position).stage == Stage::settled;
 }
 
 void TileFlow::check_not_stopped() const {
@@ -49,8 +48,11 @@ void TileFlow::check_not_stopped() const {
 std::int64_t TileFlow::add(File& file, const std::vector<Tile>& tiles, bool read) {
   const std::lock_guard lock(mutex_);
   check_not_stopped();
-  const std::int64_t position = first_ + static_cast<std::int64_t>(places_.size());
-  for (const Tile& tile : tiles) places_.push_back({tile, &file, read, Stage::queued});
+  const std::int64_t position = end(), pass_end = position + static_cast<std::int64_t>(tiles.size());
+  for (Tile tile : tiles) {
+    if (tile.lent_after >= 0) tile.lent_after += position;
+    places_.push_back({tile, &file, read, Stage::queued, pass_end});
+  }
   start_reads();
   tell_meter();
   return position;
@@ -62,17 +64,17 @@ void TileFlow::issued(std::int64_t position) noexcept {
   tell_meter();
 }
 
-// A tile can start once its buffer is free, no earlier tile may still write any of its bytes, and not too
+// A tile can start once its memory is free, no earlier tile may still write any of its bytes, and not too
 // many are being read.
 bool TileFlow::can_start(std::int64_t position) {
   if (at(position).read && reads_.under_way.size() >= at_once_) return false;
-  const std::int64_t before = position - static_cast<std::int64_t>(buffers_.size());
-  if (before >= first_ && at(before).stage != Stage::settled) return false;
-  const Tile tile = at(position).tile;
-  for (std::int64_t earlier = std::max(first_, before); earlier < position; ++earlier) {
+  const Tile& tile = at(position).tile;
+  if (tile.lent_after >= first_ && at(tile.lent_after).stage < Stage::left) return false;
+  for (std::int64_t earlier = first_; earlier < position; ++earlier) {
     const Place& other = at(earlier);
-    if (other.stage != Stage::settled && other.tile.offset < tile.offset + tile.bytes &&
-        tile.offset < other.tile.offset + other.tile.bytes) {
+    if (other.stage == Stage::settled) continue;
+    if (other.tile.memory == tile.memory) return false;
+    if (other.tile.offset < tile.offset + tile.bytes && tile.offset < other.tile.offset + other.tile.bytes) {
       return false;
     }
   }
@@ -80,13 +82,12 @@ bool TileFlow::can_start(std::int64_t position) {
 }
 
 void TileFlow::start_reads() {
-  const std::int64_t end = first_ + static_cast<std::int64_t>(places_.size());
   bool in_memory = false;
-  while (!stopped_ && next_ < end && can_start(next_)) {
+  while (!stopped_ && next_ < end() && can_start(next_)) {
     Place& place = at(next_);
     if (place.read) {
       try {
-        started(reads_, io_.read(*place.file, place.tile.offset, buffer_of(next_), place.tile.bytes), next_);
+        started(reads_, io_.read(*place.file, place.tile.offset, place.tile.memory, place.tile.bytes), next_);
       } catch (...) {
         stop_locked(std::current_exception());
         return;
@@ -99,6 +100,7 @@ void TileFlow::start_reads() {
     ++next_;
   }
   if (in_memory) changed_.notify_all();
+  if (!lent_.empty()) start_writes();
 }
 
 void TileFlow::started(Lane& lane, IoTicket ticket, std::int64_t position) {
@@ -119,10 +121,9 @@ void TileFlow::ended(Lane& lane, const UnderWay& transfer) {
 }
 
 void TileFlow::tell_meter() noexcept {
-  const std::int64_t end = first_ + static_cast<std::int64_t>(places_.size());
   const std::int64_t next = std::max(issued_, first_);
   meter_->set_tiles(!stopped_ && next < next_ && at(next).stage == Stage::in_memory,
-                    !stopped_ && next_ < end && at(next_).read && reads_.under_way.size() < at_once_);
+                    !stopped_ && next_ < end() && at(next_).read && reads_.under_way.size() < at_once_);
 }
 
 void TileFlow::settle(std::int64_t position) {
@@ -150,26 +151,54 @@ void TileFlow::leave(std::int64_t position, bool write) {
     tell_meter();
     return;
   }
-  left_.push_back(position);
+  if (place.tile.lent_after < 0) {
+    left_.push_back(position);
+  } else {
+    lent_.push_back(position);
+  }
   place.stage = Stage::left;
+  start_reads();  // into memory that was lent until now
   start_writes();
   check_not_stopped();
 }
 
+// Takes the next tile to write, or -1. The last lent memory is wanted back first.
+std::int64_t TileFlow::next_write() {
+  std::int64_t position = -1;
+  if (!left_.empty()) {
+    position = left_.front();
+    left_.pop_front();
+    return position;
+  }
+  const auto found = std::find_if(lent_.rbegin(), lent_.rend(), [this](std::int64_t tile) {
+    return next_ >= std::min(end(), at(tile).pass_end);
+  });
+  if (found == lent_.rend()) return position;
+  position = *found;
+  lent_.erase(std::next(found).base());
+  return position;
+}
+
 void TileFlow::start_writes() {
-  while (!stopped_ && !left_.empty() && writes_.under_way.size() < at_once_) {
-    const std::int64_t position = left_.front();
+  while (!stopped_ && writes_.under_way.size() < at_once_) {
+    const std::int64_t position = next_write();
+    if (position < 0) break;
     Place& place = at(position);
     try {
-      started(writes_, io_.write(*place.file, place.tile.offset, buffer_of(position), place.tile.bytes),
+      started(writes_, io_.write(*place.file, place.tile.offset, place.tile.memory, place.tile.bytes),
               position);
     } catch (...) {
       return stop_locked(std::current_exception());
     }
     place.stage = Stage::writing;
-    left_.pop_front();
   }
   tell_meter();
+}
+
+void TileFlow::await_settled(std::int64_t position) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return stopped_ || settled(position); });
+  check_not_stopped();
 }
 
 void TileFlow::await_left(std::int64_t end) {
@@ -190,19 +219,20 @@ void TileFlow::stop_locked(std::exception_ptr failure) noexcept {
   changed_.notify_all();
 }
 
-void TileFlow::cut(std::int64_t end) noexcept {
+void TileFlow::cut(std::int64_t from) noexcept {
   const std::lock_guard lock(mutex_);
-  while (first_ + static_cast<std::int64_t>(places_.size()) > std::max(end, next_)) places_.pop_back();
-  tell_meter();
+  while (end() > std::max(from, next_)) places_.pop_back();
+  start_writes();
 }
 
 void TileFlow::reset() noexcept {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return (stopped_ || left_.empty()) && idle(); });
+  changed_.wait(lock, [&] { return (stopped_ || (left_.empty() && lent_.empty())) && idle(); });
   first_ += static_cast<std::int64_t>(places_.size());
   next_ = issued_ = first_;
   places_.clear();
   left_.clear();
+  lent_.clear();
   failure_ = nullptr;
   stopped_ = false;
   tell_meter();
@@ -247,7 +277,8 @@ void TileFlow::run(Lane& lane) {
       start_reads();
     }
     tell_meter();
-    ended(lane, oldest);  // behind what has begun instead, so that the disk is not idle between
+    // This comes after the transfers that it permits have begun, so that the disk does not count as idle.
+    ended(lane, oldest);
     changed_.notify_all();
   }
 }

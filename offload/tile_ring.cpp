@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -106,38 +107,43 @@ struct TileRing::Impl {
   }
 
   /// Records the disk requests of a simulation, once `closed` tiles of the pass have been closed. Like
-  /// TileFlow::start_reads(), a read starts in its order, when its buffer's previous tile has been written,
-  /// and an earlier visit of the same tile too.
+  /// TileFlow::start_reads(), a read starts in its order, when its buffer's previous tile has been written or
+  /// its memory has been lent, and an earlier visit of the same tile has been written too.
   void record_reads(std::size_t closed) {
-    const auto buffers = static_cast<std::size_t>(options.buffers);
-    for (; next_read < tiles.size() && next_read < closed + buffers; ++next_read) {
-      const TileRef& ref = tiles[next_read];
-      std::vector<Event> after{buffer_free[buffer_of(next_read)]};
-      for (std::size_t i = next_read - std::min(next_read, buffers - 1); i < next_read; ++i) {
-        if (tiles[i].region != ref.region || tiles[i].tile != ref.tile) continue;
+    while (tile_read.size() < tiles.size()) {
+      const std::size_t index = tile_read.size();
+      const bool lends = index >= own_tiles();
+      if (lends ? lent[index - own_tiles()].after >= closed : index >= closed + buffers.size()) return;
+      std::vector<Event> ready{lends ? worked[lent[index - own_tiles()].after]
+                                     : buffer_free[buffer_of(index)]};
+      for (std::size_t i = lends ? 0 : index - std::min(index, buffers.size() - 1); i < index; ++i) {
+        if (tiles[i].region != tiles[index].region || tiles[i].tile != tiles[index].tile) continue;
         if (i >= closed) return;
-        after.push_back(buffer_free[buffer_of(i)]);
+        ready.push_back(tile_written[i]);
       }
-      RecordedWork work;
-      work.kind = WorkKind::disk_read;
-      work.name = name_of(work.kind);
-      work.detail = "optimizer tile";
-      work.bytes_read = static_cast<double>(reads ? ref.region->bytes_of(ref.tile) : 0);
-      tile_read[buffer_of(next_read)] = options.recorder->add(read_lane, std::move(work), after);
+      const std::int64_t bytes = reads ? tiles[index].region->bytes_of(tiles[index].tile) : 0;
+      tile_read.push_back(record(read_lane, WorkKind::disk_read, bytes, ready));
     }
   }
-  void record_write(const TileRef& ref, Stream& from, bool write) {
-    RecordedWork work;
-    work.kind = WorkKind::disk_write;
-    work.name = name_of(work.kind);
-    work.detail = "optimizer tile";
-    work.bytes_written = static_cast<double>(write ? ref.region->bytes_of(ref.tile) : 0);
-    const Event worked = from.record();
-    buffer_free[buffer_of(opened - 1)] = options.recorder->add(write_lane, std::move(work), {&worked, 1});
-    record_reads(opened);
+  void record_write(std::size_t index) {
+    const std::int64_t bytes = written[index] ? tiles[index].region->bytes_of(tiles[index].tile) : 0;
+    tile_written[index] = record(write_lane, WorkKind::disk_write, bytes, {&worked[index], 1});
+    if (index < own_tiles()) buffer_free[buffer_of(index)] = tile_written[index];
   }
-  std::size_t buffer_of(std::size_t index) const {
-    return (static_cast<std::size_t>(position) + index) % static_cast<std::size_t>(options.buffers);
+  Event record(int lane, WorkKind kind, std::int64_t bytes, std::span<const Event> ready) {
+    RecordedWork work;
+    work.kind = kind;
+    work.name = name_of(kind);
+    work.detail = "optimizer tile";
+    (kind == WorkKind::disk_read ? work.bytes_read : work.bytes_written) = static_cast<double>(bytes);
+    return options.recorder->add(lane, std::move(work), ready);
+  }
+
+  /// The number of tiles of the pass that use the ring's buffers.
+  std::size_t own_tiles() const { return tiles.size() - lent.size(); }
+  std::size_t buffer_of(std::size_t index) const { return (first_buffer + index) % buffers.size(); }
+  void* memory_of(std::size_t index) const {
+    return index < own_tiles() ? buffers[buffer_of(index)].data() : lent[index - own_tiles()].data;
   }
 
   const TileRingOptions options;
@@ -149,16 +155,20 @@ struct TileRing::Impl {
 
   bool in_pass = false;
   bool reads = true;
-  std::vector<TileRef> tiles;  // of the current pass
-  std::size_t opened = 0;      // number of tiles opened in the pass
-  std::size_t next_read = 0;   // only with a recorder: the first tile whose read is not recorded
+  std::vector<TileRef> tiles;    // of the current pass
+  std::vector<LentMemory> lent;  // memory of the last of them
+  std::size_t first_buffer = 0;  // the buffer of the pass's first tile
+  std::size_t opened = 0;        // number of tiles opened in the pass
   bool tile_is_open = false;
-  std::int64_t position = 0;  // of the pass's first tile, see TileFlow
-  Stream* stream = nullptr;   // of the pass, after its first use
+  std::int64_t position = 0;  // position of the pass's first tile, see TileFlow
+  Stream* stream = nullptr;   // the pass's stream, once it is known
   Event ended;                // the end of the previous pass
   TileRingCounts counts;
-  int read_lane = 0, write_lane = 0;          // only with a recorder
-  std::vector<Event> buffer_free, tile_read;  // only with a recorder, by buffer
+  // These are used with a recorder only.
+  int read_lane = 0, write_lane = 0;
+  std::vector<Event> buffer_free;                      // by buffer
+  std::vector<Event> tile_read, worked, tile_written;  // by tile of the pass
+  std::vector<bool> written;                           // by tile of the pass
 };
 
 TileRing::TileRing(TileRingOptions options, SwapFile& file, BlockIo* io, MemoryResource& host)
@@ -172,11 +182,9 @@ TileRing::TileRing(TileRingOptions options, SwapFile& file, BlockIo* io, MemoryR
   if (io == nullptr && !file.simulated()) {
     throw InvalidArgument("a tile ring needs an I/O engine unless its swap file is simulated");
   }
-  std::vector<char*> addresses;
   for (int i = 0; i < options.buffers; ++i) {
     AlignedBuffer& buffer =
         impl_->buffers.emplace_back(host, options.buffer_bytes, Category::optimizer, "nvme tiles");
-    addresses.push_back(static_cast<char*>(buffer.data()));
     if (file.simulated() || options.buffer_bytes == 0) continue;
     impl_->registrations.push_back(io->register_memory(buffer.data(), options.buffer_bytes));
   }
@@ -184,12 +192,10 @@ TileRing::TileRing(TileRingOptions options, SwapFile& file, BlockIo* io, MemoryR
     impl_->read_lane = options.recorder->add_lane("tile reads");
     impl_->write_lane = options.recorder->add_lane("tile writes");
     impl_->buffer_free.resize(static_cast<std::size_t>(options.buffers));
-    impl_->tile_read.resize(static_cast<std::size_t>(options.buffers));
   }
   if (file.simulated()) return;
   impl_->flow = std::make_shared<TileFlow>(
-      *io, std::move(addresses),
-      static_cast<std::size_t>(options.at_once > 0 ? options.at_once : options.buffers), impl_->meter);
+      *io, static_cast<std::size_t>(options.at_once > 0 ? options.at_once : options.buffers), impl_->meter);
 }
 
 TileRing::~TileRing() {
@@ -197,31 +203,54 @@ TileRing::~TileRing() {
   if (impl_->flow) impl_->flow->finish();
 }
 
-void TileRing::begin(std::vector<TileRef> tiles, bool read) {
+void TileRing::begin(std::vector<TileRef> tiles, bool read, std::vector<LentMemory> lent) {
   Impl& self = *impl_;
   self.check(!self.in_pass, "begin() while a pass is open: end() or abandon() it first");
+  if (lent.size() > tiles.size())
+    throw InvalidArgument("tile ring: more memory is lent than there are tiles");
+  const std::size_t own = tiles.size() - lent.size();
   std::vector<TileFlow::Tile> ranges;
+  std::set<std::pair<const TileRegion*, std::int64_t>> in_lent;
   ranges.reserve(tiles.size());
   for (const TileRef& ref : tiles) {
+    const LentMemory* const place = ranges.size() < own ? nullptr : &lent[ranges.size() - own];
+    if (place != nullptr && place->after >= ranges.size()) {
+      throw InvalidArgument(
+          fmt::format("tile ring: the memory of tile {} is lent after tile {}", ranges.size(), place->after));
+    }
+    if (place != nullptr && !in_lent.emplace(ref.region, ref.tile).second) {
+      throw InvalidArgument(fmt::format("tile ring: tile {} is visited twice in lent memory", ranges.size()));
+    }
+    const std::int64_t room = place == nullptr ? self.options.buffer_bytes : place->bytes;
     if (ref.region == nullptr || ref.tile < 0 || ref.tile >= ref.region->tiles()) {
       throw InvalidArgument(fmt::format("tile ring: there is no tile {} in a region of {}", ref.tile,
                                         ref.region == nullptr ? 0 : ref.region->tiles()));
     }
-    const TileFlow::Tile range{ref.region->offset_of(ref.tile), ref.region->bytes_of(ref.tile)};
-    if (range.bytes > self.options.buffer_bytes || range.offset + range.bytes > self.file.bytes()) {
+    const TileFlow::Tile range{ref.region->offset_of(ref.tile), ref.region->bytes_of(ref.tile), nullptr,
+                               place == nullptr ? -1 : static_cast<std::int64_t>(place->after)};
+    if (range.bytes > room || range.offset + range.bytes > self.file.bytes()) {
       throw InvalidArgument(fmt::format(
           "tile ring: tile {} has {} B at {}, which do not fit buffers of {} B or a swap file of {} B",
-          ref.tile, range.bytes, range.offset, self.options.buffer_bytes, self.file.bytes()));
+          ref.tile, range.bytes, range.offset, room, self.file.bytes()));
     }
     ranges.push_back(range);
   }
-  if (self.flow) self.position = self.flow->add(self.file.file(), ranges, read);
   self.reads = read;
   self.tiles = std::move(tiles);
-  self.opened = self.next_read = 0;
+  self.lent = std::move(lent);
+  self.opened = 0;
+  for (std::size_t i = 0; self.flow && i < ranges.size(); ++i) {
+    ranges[i].memory = static_cast<char*>(self.memory_of(i));
+  }
+  if (self.flow) self.position = self.flow->add(self.file.file(), ranges, read);
   self.stream = nullptr;
   self.in_pass = true;
-  if (self.options.recorder != nullptr) self.record_reads(0);
+  if (self.options.recorder == nullptr) return;
+  self.tile_read.clear();
+  self.worked.clear();
+  self.written.clear();
+  self.tile_written.assign(self.tiles.size(), {});
+  self.record_reads(0);
 }
 
 TileMemory TileRing::open(Stream& stream) {
@@ -230,12 +259,13 @@ TileMemory TileRing::open(Stream& stream) {
   self.check(!self.tile_is_open, "open() before the last tile was closed");
   self.check(self.opened < self.tiles.size(), "open() after the last tile of the pass");
   const TileRef ref = self.tiles[self.opened];
+  auto* const base = static_cast<char*>(self.memory_of(self.opened));
   const std::int64_t position = self.position + static_cast<std::int64_t>(self.opened);
   if (self.flow) {
     self.flow->issued(position);
     self.enqueue(stream, "wait for tile", [position](TileFlow& flow) { flow.await_tile(position); });
   }
-  if (self.options.recorder != nullptr) stream.wait(self.tile_read[self.buffer_of(self.opened)]);
+  if (self.options.recorder != nullptr) stream.wait(self.tile_read[self.opened]);
   ++self.opened;
   self.tile_is_open = true;
   ++self.counts.tiles;
@@ -243,8 +273,6 @@ TileMemory TileRing::open(Stream& stream) {
   TileMemory memory;
   memory.first = ref.region->first_element(ref.tile);
   memory.elements = ref.region->elements_of(ref.tile);
-  auto* base =
-      static_cast<char*>(self.buffers[static_cast<std::size_t>(position % self.options.buffers)].data());
   for (std::size_t i = 0; i < ref.region->widths.size(); ++i) {
     memory.data.push_back(base + ref.region->offset_in_tile(ref.tile, static_cast<int>(i)));
   }
@@ -262,16 +290,36 @@ void TileRing::close(Stream& stream, bool write) {
                  [position, write](TileFlow& flow) { flow.leave(position, write); });
   }
   self.tile_is_open = false;
-  if (self.options.recorder != nullptr) self.record_write(ref, stream, write);
+  if (self.options.recorder != nullptr) {
+    self.worked.push_back(stream.record());
+    self.written.push_back(write);
+    if (self.opened <= self.own_tiles()) self.record_write(self.opened - 1);
+    self.record_reads(self.opened);
+  }
   if (write) self.counts.bytes_written += ref.region->bytes_of(ref.tile);
 }
 
-void TileRing::end(Stream& stream) {
+std::vector<Event> TileRing::end(Stream& stream) {
   Impl& self = *impl_;
   self.use(stream);
   self.check(!self.tile_is_open && self.opened == self.tiles.size(),
              "end() before all tiles were opened and closed: abandon() the pass to leave some out");
   const std::int64_t end = self.position + static_cast<std::int64_t>(self.opened);
+  std::vector<Event> given_back(self.lent.size());
+  for (std::size_t i = self.lent.size(); i-- > 0;) {
+    const std::size_t index = self.own_tiles() + i;
+    if (self.flow) {
+      self.enqueue(stream, "wait for lent memory",
+                   [position = self.position + static_cast<std::int64_t>(index)](TileFlow& flow) {
+                     flow.await_settled(position);
+                   });
+    }
+    if (self.options.recorder != nullptr) {
+      self.record_write(index);
+      stream.wait(self.tile_written[index]);
+    }
+    given_back[i] = stream.record();
+  }
   if (self.flow) {
     self.enqueue(stream, "wait for written tiles", [end](TileFlow& flow) { flow.await_left(end); });
     self.ended = stream.record();
@@ -281,7 +329,9 @@ void TileRing::end(Stream& stream) {
     self.ended = stream.record();
   }
   self.position = end;
+  self.first_buffer = self.buffer_of(self.own_tiles());
   self.in_pass = false;
+  return given_back;
 }
 
 void TileRing::abandon() noexcept {
@@ -307,6 +357,10 @@ void TileRing::abandon() noexcept {
   self.in_pass = false;
   self.stream = nullptr;
   self.ended = {};
+}
+
+int TileRing::buffers() const noexcept {
+  return impl_->options.buffers;
 }
 
 bool TileRing::in_pass() const noexcept {

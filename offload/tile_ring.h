@@ -12,7 +12,8 @@
 ///
 /// Streams and events order these steps: the host stream waits for gradients and state, and the copies of
 /// weights wait for the update. With overlap the issuing thread waits for none of them. If the state is in
-/// host memory, the ring is not used and the other steps are the same.
+/// host memory, the ring is not used and the other steps are the same. The last tiles of an update use the
+/// host memory of gradients that the update no longer needs, instead of ring buffers (LentMemory).
 
 #include <cstdint>
 #include <memory>
@@ -66,6 +67,13 @@ struct TileRingOptions {
   std::shared_ptr<DiskMeter> meter = nullptr;  ///< told of transfers; null: one of its own
 };
 
+/// Memory that a pass may use for one tile instead of a buffer of the ring, until the tile is written.
+struct LentMemory {
+  void* data = nullptr;    ///< a multiple of io_alignment
+  std::int64_t bytes = 0;  ///< at least those of the tile
+  std::size_t after = 0;   ///< it is free once the tile with this index in the pass is updated
+};
+
 /// A tile in memory: data[i] is the beginning of its range of tensor i.
 struct TileMemory {
   std::vector<void*> data;
@@ -87,6 +95,8 @@ struct TileRingCounts {
 ///       ring.close(stream, true);              // written back after that work
 ///     }
 ///     ring.end(stream);                        // stream waits for the last writes
+/// The last tiles of a pass may lie in lent memory. All of them can be read while the buffers of the ring are
+/// in use, and their writes, in descending order, begin only when the pass has nothing left to read.
 /// All calls may be issued far ahead of the stream; the next pass may begin before this one's work is done
 /// (its reads wait for writes of the same bytes). Each pass must be completed or abandoned. `stream` is a
 /// host stream with its own thread (Device::create_host_stream), the same one throughout a pass; it outlives
@@ -108,18 +118,23 @@ class TileRing {
   TileRing& operator=(const TileRing&) = delete;
 
   /// With `read` false, tiles are only written (first filling), and open() returns unspecified content.
-  /// Throws LogicError while another pass is open, InvalidArgument for tiles that do not fit buffer or file.
-  void begin(std::vector<TileRef> tiles, bool read = true);
+  /// The last lent.size() tiles are in `lent`, in this order, which must outlive the pass. Throws LogicError
+  /// while another pass is open, InvalidArgument for tiles that do not fit their memory or the file, for
+  /// memory that would be lent after its own tile, and for a tile that is twice in lent memory: its second
+  /// read would wait for its first write, which waits for the last read.
+  void begin(std::vector<TileRef> tiles, bool read = true, std::vector<LentMemory> lent = {});
   /// Opens the next tile in the order of begin(); `stream` waits for it. Throws LogicError while one is open,
   /// or when none is left.
   TileMemory open(Stream& stream);
   /// With `write` false the tile on the disk is not changed.
   void close(Stream& stream, bool write);
-  void end(Stream& stream);
+  /// Returns when each memory of `lent` is no longer used. `stream` waits for them in descending order.
+  std::vector<Event> end(Stream& stream);
   /// Abandons a pass after an error: waits for the stream's work so far and for transfers, and drops the
   /// rest; an open tile is not written. Afterwards the ring can begin a new pass. Never throws.
   void abandon() noexcept;
   bool in_pass() const noexcept;
+  int buffers() const noexcept;
 
   /// Counts, incremented when tiles are opened and closed.
   TileRingCounts counts() const;

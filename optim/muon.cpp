@@ -67,7 +67,7 @@ class Muon final : public Optimizer {
   }
   void check_group(const GroupOptions& group) const override {
     try {
-      adam_->check_group(group);  // has the same options
+      adam_->check_group(group);  // AdamW accepts the same settings of a group
     } catch (const InvalidArgument& error) {
       std::string text = error.message();
       if (text.starts_with(adam_->name())) text.replace(0, adam_->name().size(), name());

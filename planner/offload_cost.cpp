@@ -149,19 +149,20 @@ class Walk {
     std::vector<double> arrival;  ///< by unit: its new weights are where its next use finds them
     double weights_out = 0;       ///< the link out is busy with weights that the device updated
   };
-  /// The times until which each is busy.
+  /// The time until which each of these is busy: the disk, the host's update, and the link to the device and
+  /// from it.
   struct Roads {
     double disk = 0, host = 0, back = 0, out = 0;
   };
 
-  /// Tiles pass the disk, the update and the copy one behind the other. At the boundary units are updated in
-  /// forward order, from the moment at which the norm is agreed; as reduced in the order in which their
-  /// gradients have gone out, while the last micro-batch computes.
+  /// Each tile is read from the disk, updated, and copied, one step after the other. At the boundary the
+  /// units are updated in forward order, as soon as the norm is known. With `as_reduced` they are updated in
+  /// the order in which their gradients have left the device, while the last micro-batch computes.
   Updates update(double tokens) const {
     Updates updates;
     updates.arrival.resize(schedule_.units.size());
     Roads roads;
-    double end = 0;  // of the step
+    double end = 0;  // when the step ends
     std::vector<char> done(schedule_.units.size());
     if (config_.update == UpdateTime::as_reduced) {
       double gradients_out = 0;
@@ -202,7 +203,7 @@ class Walk {
     };
     const double share = of_kept(away(unit));
     const double state_on_disk = 1 - of_kept(unit.state_in_host);
-    // The part of the weights that leave which goes to the disk.
+    // The share of the moving weights that the disk receives.
     const double written = static_cast<double>(away(unit) + unit.stays - unit.updated_in_host) /
                            static_cast<double>(std::max<std::int64_t>(away(unit) + unit.stays, 1));
     for (std::int64_t piece = 0; piece < pieces && unit.kept > 0; ++piece) {
@@ -258,8 +259,8 @@ OffloadCost offload_cost(const OffloadSchedule& schedule, const Config& config, 
   cost.exposed = walk.exposed(tokens);
   const double roads = cost.busy.to_host + cost.busy.from_host + cost.busy.host_update + cost.busy.disk;
   if (roads > 0 && operations > 0) {
-    // These are far beyond the tokens that any link needs. The exposed time falls with the tokens to its
-    // value there.
+    // `far` is beyond the tokens at which any link is hidden. With more tokens the exposed time approaches
+    // its least value.
     constexpr double far = 1e6, near = 1e-6;
     double above = far * roads * rates.operations / operations;
     cost.least_exposed = walk.exposed(above);

@@ -94,7 +94,7 @@ std::vector<std::vector<int>> equal_ranks(const PlanRequest& request, const std:
 RuntimeOptions meta_options(const Config& config, DeviceKind device) {
   RuntimeOptions options = RuntimeOptions::from(config);
   options.device = DeviceKind::meta;
-  // A plan measures the whole need, so that no limit may stop it.
+  // A plan measures what the run needs, so no limit may stop it.
   options.device_memory_limit = options.host_memory_limit = options.nvme_limit = 0;
   options.poison_memory = false;
   options.log_level = LogLevel::off;

@@ -42,7 +42,7 @@ Sizes sizes_of(const ModelSpec& spec, bool language, const Config& config, int r
       sizes.shard += static_cast<double>(buffer.layout(0).shard_elements());
     }
     sizes.padded += padded;
-    // A list's units are gathered for each use, and again for backward.
+    // A list of units, unlike a language model, gathers each unit for each use, and once more for backward.
     sizes.gathered_a_pass +=
         padded * (language ? gathers[index] : 1 + spec.units()[index].uses_per_micro_batch);
     if (index == 1) sizes.block = padded;

@@ -131,7 +131,7 @@ def google_figures(path):
 
 
 def printed_figures(text):
-    """{case: {key: number}} from lines of key=value; values that are not numbers name the case."""
+    """Returns {case: {key: number}} from lines of key=value. Values that are not numbers form the name of the case."""
     figures = {}
     for line in text.splitlines():
         pairs = re.findall(r"(\S+?)=(\S+)", line)

@@ -30,7 +30,7 @@ import re
 import subprocess
 import sys
 
-sys.dont_write_bytecode = True  # builds leave the sources as they are
+sys.dont_write_bytecode = True  # a build writes no files beside the sources
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from process_times import Unusable, measure  # noqa: E402
 
@@ -72,7 +72,7 @@ def read_rules(build):
 
 
 def place(path):
-    """Returns the row of the first table that a folder of the build belongs to."""
+    """Returns the name of the row of the first table in which a folder of the build is counted."""
     parts = re.split(r"(?:^|/)CMakeFiles(?:/|$)", path)[0].split("/")
     return "/".join(parts[:2 if parts[0] == "tests" else 1]) or "."
 

@@ -12,7 +12,7 @@ import pathlib
 import re
 import sys
 
-sys.dont_write_bytecode = True  # builds leave the sources as they are
+sys.dont_write_bytecode = True  # a build writes no files beside the sources
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from check_includes import code_lines  # noqa: E402
 
@@ -88,7 +88,7 @@ def named(declaration, body):
 def definitions(text):
     """{key: (kind, line)} of the definitions with internal linkage in a source; keys are namespace and name."""
     found = {}
-    scopes = []  # of open braces: a namespace's name ("" anonymous), or None for what is no namespace
+    scopes = []  # for each open brace the namespace's name ("" anonymous), or None if it opens no namespace
     code = "\n".join("" if line.lstrip().startswith("#") else line for line in code_lines(text))
     code = re.sub(r"\\\n", " \n", code)
     statement, begin, line = "", 1, 1

@@ -3,10 +3,10 @@
 # (namespaces), a veth pair joins them, and a Slurm runs over them.
 #   scripts/cluster_test.sh PROGRAM [PART[=CASE,...]...]      all parts: digests bytes starts lease scale jobs link deaths
 #   cases: digests=stage0,stage1,stage2,stage3,hybrid,hpZ  bytes=flat,hybrid,hpZ  jobs=limit-,signal-,preempt- with mpirun or srun, and whole
-#   rate, which is no part of all, measures steps over a link of 200 Mbit/s (ROUNDS, RATE, MACHINE, NETWORK).
+#   The part rate runs only if it is named; it measures steps over a link of 200 Mbit/s (ROUNDS, RATE, MACHINE, NETWORK).
 #   KEEP=1 leaves the folder of logs. Ends with 0 (all well), 1 (a check failed), 2 (usage), 77 (skipped, with the reason).
-# Wants root and namespaces; scripts/setup.sh --cluster installs the Debian packages. Hosts and daemons die with this script, however it ends.
-# Kept out: more than one kernel and clock, real locks of a network file system, binding, GPUs.
+# Needs root and namespaces; scripts/setup.sh --cluster installs the Debian packages. Hosts and daemons die with this script, however it ends.
+# Not covered: several kernels and clocks, the locks of a real network file system, binding, GPUs.
 set -uo pipefail
 scripts=$(cd "$(dirname "$0")" && pwd)
 [ $# -ge 1 ] || { sed -n '2,9s/^# \?//p' "$0"; exit 2; }

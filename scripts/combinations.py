@@ -5,8 +5,9 @@
     scripts/combinations.py --update   writes the page
     scripts/combinations.py --matrix   every pair with the test that holds it, for reading
 
-The table has capabilities, each on an axis, of which a training has one value, and cells: the first whose two sides hold a pair of
-capabilities of different axes is the pair's. "@name" stands for a group of capabilities. A cell has one of
+The table has capabilities and cells. Each capability is a value of an axis, and a training has one value of each axis. A cell lists capabilities
+on two sides, where "@name" stands for a group of them. It belongs to every pair with one capability on each side, unless an earlier cell does.
+A cell has one of
   test         "Suite.Case" of a GoogleTest program, or "file.py suite" of a test in Python
   refused      the same, and `text`, which that file's literals hold word for word
   independent  why the two share no code path
@@ -97,7 +98,7 @@ def check_lists(table, tests):
 
 
 def marked(table):
-    """({what holds a pair: its mark}, {what holds a pair: its note}, {kind: what holds pairs, in order})"""
+    """Returns ({test, refusal or reason: its mark}, {test, refusal or reason: its note}, {kind: tests, refusals or reasons, in order})."""
     marks, notes, legend = {}, {}, {kind: [] for kind in KINDS}
     for cell in table["cells"]:
         kind = next(kind for kind in KINDS if kind in cell)

@@ -98,7 +98,7 @@ class Conversations:
             messages.append("system")
         messages += ["user" if turn % 2 == 0 else "assistant" for turn in range(turns)]
         if self.name != "mistral" and self.random.random() < 0.2:
-            self.random.shuffle(messages)  # orders that these templates accept
+            self.random.shuffle(messages)  # all templates but mistral's accept messages in any order
         return [{"role": role, "content": self.content()} for role in messages]
 
     def refused(self):

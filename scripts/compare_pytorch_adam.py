@@ -64,7 +64,7 @@ def forms():
         try:
             torch.optim.AdamW([weight], lr=1e-4, weight_decay=0.1, **arguments).step()
         except (TypeError, RuntimeError, ValueError):
-            continue  # an older PyTorch, or one without this form on CPUs
+            continue  # an older PyTorch, or one whose AdamW lacks this option on CPUs
         found[name] = arguments
     return found
 

@@ -55,7 +55,7 @@ FITTING = {
     "EINTR": lambda call: call in ("read", "write", "sync", "preallocate", "truncate"),
     "short": lambda call: call in ("read", "write"),
 }
-FILE_STATUSES = (2, 3, 4, 8)  # arguments and data; no room for a tier; checkpoints; a tier's disk
+FILE_STATUSES = (2, 3, 4, 8)  # may follow a failed call: arguments, no room for a tier, checkpoints, a tier's disk
 UNNOTICED = ("EINTR", "short")
 RESUMED = re.compile(r"resumed +(\S+): step (\d+),")
 STATE = re.compile(r"^ +weights and moments +([0-9a-f]{32})$", re.M)

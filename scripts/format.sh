@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Formats the C++ sources in place, as .clang-format says. With --check changes nothing, names the files that differ
-# and ends with exit status 1. Other versions than 14 format differently, so without it this says so and does nothing.
+# and ends with exit status 1. Other versions than 14 format differently. Without 14 the script says so and does nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

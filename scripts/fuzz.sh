@@ -4,7 +4,7 @@
 #   scripts/fuzz.sh [--seconds S | --executions N] [--targets NAME,...] [--jobs J] [--build DIR]
 #     --seconds S       for each target (60)
 #     --executions N    for each target, however long it takes
-#     --targets NAMES   only these, parted by commas
+#     --targets NAMES   only these, separated by commas
 #     --jobs J          so many targets at once (1)
 #     --build DIR       build folder (build/fuzz); inputs that reach new code stay in DIR/corpus for the next time
 # A target ends at its first finding: a crash, a sanitizer's report, an exception of another kind than the reader promises, a read of

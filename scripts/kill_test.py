@@ -252,7 +252,7 @@ class Campaign:
         except subprocess.TimeoutExpired:
             self.fail("a second run was not refused:\n" + self.rival_text())
         if job.poll() is not None and status == 0:
-            return  # it started when the folder was free again
+            return  # it started after the first run had released the folder
         if status != 4 or not REFUSED.search(self.rival_text()):
             self.fail(f"a second run ended with status {status}:\n{self.rival_text()}")
         self.looks["rivals refused"] += 1

@@ -27,7 +27,7 @@ def coordinates():
 
 def picture():
     height = 2 * GROUP + 112
-    drawing = Drawing(620, height + 44, "A mesh of 32 ranks", f"Ranks 0 to 31 along the axes {AXES}: two copies side by side; in each the two pipeline "
+    drawing = Drawing(650, height + 44, "A mesh of 32 ranks", f"Ranks 0 to 31 along the axes {AXES}: two copies side by side; in each the two pipeline "
                       "stages side by side, in each stage two shards, and in each shard two parts of a sequence on two ranks each.")
     drawing.text(20, 26, f'--mesh "{AXES}"', more=BOLD)
     for copy in range(2):

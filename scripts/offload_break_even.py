@@ -18,7 +18,7 @@ import sys
 import tempfile
 
 SEQUENCE = 64
-SHARES = (0.5, 0.65, 0.8, 1.2, 1.4, 1.7)  # of the plan's break-even, in whole sequences
+SHARES = (0.5, 0.65, 0.8, 1.2, 1.4, 1.7)  # of the tokens at the plan's break-even, rounded to whole sequences
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 parser.add_argument("program")

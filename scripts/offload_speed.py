@@ -77,7 +77,7 @@ def train(options, program, flags, folder):
 
 
 def parts_of(step):
-    """Seconds of a step, and of what it is made of."""
+    """Returns the seconds of a step, and of each of its parts."""
     seconds, exposed = step["seconds"], step["exposed_offload_seconds"]
     roads = {name: step["offload"][name + "_seconds"] for name in ("to_host", "from_host", "host_update", "disk")}
     roads["compute"] = max(0.0, seconds - exposed - step["exposed_gather_seconds"] - step["exposed_reduce_seconds"])

@@ -97,7 +97,7 @@ def main():
         "struct GoldenUpdate {",
         "  const char *name, *type;",
         "  std::map<std::string, double> parameters;",
-        "  std::vector<float> weights;  // of all tensors, one behind the other, after 100 steps at a rate of 0.01",
+        "  std::vector<float> weights;  // of all tensors in order, after 100 steps at a rate of 0.01",
         "};",
         "inline const std::vector<GoldenUpdate>& golden_updates() {",
         "  static const std::vector<GoldenUpdate> all = {",

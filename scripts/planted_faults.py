@@ -33,7 +33,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FIELDS = ("id", "folder", "file", "find", "replace", "wrong", "promise", "seen_by")
-CANNOT_TEST = 125  # `git bisect run` has the same
+CANNOT_TEST = 125  # the status that tells `git bisect run` that a commit cannot be tested
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FOUND, NOT_FOUND, NOT_COMPILED = "found", "not found", "did not compile"
 

@@ -25,7 +25,7 @@ class Process:
         self.pid, self.born, self.parent, self.seen, self.end = pid, born, parent, seen, None
         self.own = self.waited = self.extra = 0.0
         self.children, self.orphans, self.commands = [], [], set()
-        self.root = self if parent is None or parent.parent is None else parent.root  # This is the child of ctest that it descends from.
+        self.root = self if parent is None or parent.parent is None else parent.root  # the ancestor that ctest started
 
     def total(self):
         """Returns the seconds of the process and of those below it. A child that has ended is in `waited` unless no process has waited for it, and
@@ -62,7 +62,7 @@ class Sampler:
         has, they belong to tests that were too short to be seen."""
         more = reaped - self.settled - sum(process.total() for process in self.ended)
         if more < 0 and not self.late:
-            self.late = True  # A test may have ended after ctest's own figures were read: the next look has both.
+            self.late = True  # A test may have ended after ctest's own figures were read. Then the next look has both figures.
             return
         for process in self.ended:
             process.extra += max(more, 0.0) / len(self.ended)

@@ -242,7 +242,8 @@ void append_document(const Tokenizer& tokenizer, const Document& document, bool 
   if (around) {
     for (const std::int32_t token : added.before) add(token, document.segments.front().target);
   }
-  const bool one = document.segments.size() == 1;  // may be as large as memory
+  const bool one = document.segments.size() == 1;  // a single segment is not copied, because it may be as
+                                                   // large as memory
   const std::string joined = one ? std::string() : text_of(document.segments);
   const std::string& text = one ? document.segments.front().text : joined;
   const bool same = std::all_of(document.segments.begin(), document.segments.end(), [&](const Segment& each) {

@@ -300,7 +300,7 @@ FileContent content_of(std::string_view path, std::string_view head, std::int64_
       return other("numbers of 32 bits by their look: every second number of 16 bits is 0",
                    "say which they are: --data-format uint32, or nanogpt for 16 bits");
     }
-    constexpr std::size_t sure = 32;  // fewer bytes may be tokens that look like letters by chance
+    constexpr std::size_t sure = 32;  // fewer bytes than this may be tokens that look like letters by chance
     if (head.size() >= sure && is_printable(head)) {
       return other("text, though its name ends in .bin, as files of tokens do",
                    "give it a name that ends in .txt");

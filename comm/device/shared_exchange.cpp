@@ -116,7 +116,7 @@ class SharedExchange : public DeviceExchange {
     issued.peers.emplace_back(job_rank, event);
   }
 
-  /// Sleeps until `come` returns true; throws when the group fails or the time-out has passed.
+  /// Sleeps until `come` returns true. Throws when the group fails or the time-out has passed.
   template <typename Come, typename Absent>
   void wait_until(std::unique_lock<std::mutex>& lock, const DeviceCall& call, Come&& come, Absent&& absent) {
     const double begin = detail::seconds_now(), limit = begin + group_.timeout_seconds;

@@ -274,8 +274,8 @@ class StagedExchange : public DeviceExchange {
     exchange_stream().enqueue(call->name, [this, call, chunks] {
       run_guarded(group_.failure, *host_, call->what(), [&] { call_as_often_as_peers(*call, chunks); });
     });
-    group_.stream->wait(
-        exchange_stream().record());  // a rank without chunks is not done before its peers know that
+    // A rank without chunks must still tell its peers that it has none.
+    group_.stream->wait(exchange_stream().record());
   }
 
   /// Sends each peer of an all_to_all_v the number of bytes that it receives and of this rank's chunks.

@@ -54,7 +54,7 @@ class NcclLine : public DeviceExchange {
   }
 
  private:
-  using Key = std::pair<int, bool>;  ///< the neighbour, and whether this rank sends
+  using Key = std::pair<int, bool>;  ///< the neighbour, and true if this rank sends
   static constexpr int sender = 0, receiver = 1;
 
   void pass(const Key& key, void* data, std::int64_t bytes, Stream& stream) {
@@ -108,7 +108,7 @@ class NcclLine : public DeviceExchange {
   }
 
   DeviceGroup group_;
-  std::mutex mutex_;  ///< of the map, which connect() may extend while the watch's thread reads it
+  std::mutex mutex_;  ///< guards the map; connect() may extend it while the watch's thread reads it
   std::map<Key, std::unique_ptr<NcclGroup>> channels_;
 };
 

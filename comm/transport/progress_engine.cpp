@@ -339,7 +339,7 @@ bool ProgressEngine::compare_signatures() {
       mine = record_.same_number(theirs);
       if (mine) text = difference(*mine, theirs, transport_->rank_names());
       if (!text.empty())
-        transport_->send_signature(*mine, theirs.rank);  // otherwise the peer would wait until it asks itself
+        transport_->send_signature(*mine, theirs.rank);  // otherwise the peer learns it only when it asks
       return true;
     });
   }

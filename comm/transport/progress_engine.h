@@ -37,7 +37,7 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   const CommunicatorOptions& options() const { return options_; }
   const FaultInjection& faults() const { return faults_; }
   std::int64_t slot_bytes() const { return staging_.slot_bytes(); }
-  /// The stream of kernels that run while an operation advances.
+  /// The stream of the kernels that an operation runs when it advances.
   Stream& stream() { return *stream_; }
   /// A stream like stream() with the threads of the options' device; null on meta, which has no memory.
   std::unique_ptr<Stream> make_wide_stream() const;

@@ -63,8 +63,8 @@ struct PinnedMemory::Impl : detail::PageSource {
   std::map<const char*, std::int64_t> regions;  // start -> bytes of each registration
   std::int64_t pinned = 0;
   char* slab = nullptr;
-  std::unique_ptr<detail::RangePlacer> placer;  // over the slab, which is its only page
-  std::string reason;                           // for the last refusal
+  std::unique_ptr<detail::RangePlacer> placer;  // places requests in the slab, which is its only page
+  std::string reason;                           // why the last request was refused
   const bool exact = wants_plain_memory();      // cudaHostAlloc for every request
 
   std::int64_t page_bytes() const override { return slab_bytes; }

@@ -42,7 +42,7 @@ HWY_INLINE std::int64_t for_random_blocks([[maybe_unused]] const RandomKey& key,
   for (; done + lanes <= blocks; done += lanes) {
     const std::uint64_t block = first_block + static_cast<std::uint64_t>(done);
     if (low_word(block + static_cast<std::uint64_t>(lanes) - 1) < low_word(block))
-      break;  // the upper lanes are different then
+      break;  // the upper words of the lanes' counters would differ
     auto c0 = hn::Add(hn::Set(w, block), lane_block);
     auto c1 = hn::Set(w, (block >> 32) | purpose);
     auto c2 = hn::Set(w, key.subject);

@@ -44,7 +44,7 @@ constexpr int end_query_tile(const AttentionMask& mask, int first_query, int fir
     return mask.first(first_query + static_cast<std::int64_t>(tile) * queries) < end_key;
   };
   if (first >= tiles || !sees(first)) return first;
-  int seeing = first, end = tiles;  // `seeing` sees such a key, `end` does not
+  int seeing = first, end = tiles;  // tile `seeing` sees the key, tile `end` does not
   while (end - seeing > 1) {
     const int middle = seeing + (end - seeing) / 2;
     if (sees(middle)) {

@@ -15,7 +15,7 @@ Cost elementwise(double per_element, const TensorView& out, const Inputs&... inp
 /// reduction.
 inline constexpr double gelu_forward_operations = 21;
 inline constexpr double gelu_backward_operations = 32;
-inline constexpr double gelu_forward_backward_operations = 36;  ///< share exp(-2u), 17 of each
+inline constexpr double gelu_forward_backward_operations = 36;  ///< both need exp(-2u), 17 operations, once
 /// Scaling and adding a draw; the draw itself is integer work.
 inline constexpr double fill_random_operations = 2;
 

@@ -40,7 +40,7 @@ from summary import markdown, measured  # noqa: E402
 LOG_BYTES = 12 << 20
 LOG_BYTES_PER_COMMAND = 200 << 10
 START_SECONDS = 45  # No check fails for being slow before 40 s, and the probe ends itself then.
-SAVE_SECONDS = 10  # How often a program that runs has its state written.
+SAVE_SECONDS = 10  # The state of a running program is written at these intervals.
 ARGUMENT_BYTES = 100 << 10  # Linux takes no argument and no variable of more than 128 KiB.
 GTEST_KEYS = {"name", "file", "line", "status", "result", "timestamp", "time", "classname", "failures", "skipped",
               "type_param", "value_param"}
@@ -95,7 +95,7 @@ def ncu_figures(output):
     for row in csv.DictReader(lines[begin:]) if begin is not None else ():
         try:
             figures.append((row["Metric Name"], float(row["Metric Value"].replace(",", "")), row["Metric Unit"] or "number"))
-        except (KeyError, TypeError, ValueError, AttributeError):  # text, or a line of the program between
+        except (KeyError, TypeError, ValueError, AttributeError):  # a figure that is no number, or a line of the program's output
             continue
     return figures
 
@@ -329,7 +329,7 @@ class Suite:
         if second["status"] == "failed":
             second = start(beside)  # a temporary failure is no reason to leave out tests with several processes
         if first["status"] == "measured" and second["status"] == "failed":
-            # All programs would fail beside this process and beside each other.
+            # On such a GPU programs fail while this process or another program uses it.
             self.end_holder()
             self.one_at_a_time(f"the GPU admits one process at a time ({second['detail']})")
             self.options.no_mpi = self.options.no_mpi or "the GPU admits one process at a time"
@@ -388,7 +388,7 @@ class Suite:
             limit = min(limit, max(60.0, entry["timeout"]))
             environment.setdefault("TRANCHE_MPI_TIMEOUT", f"{max(1.0, limit - 2):.0f}")
             status, output, seconds = self.run(command, limit, environment)
-            status = None if status == 110 else status  # mpirun's own, for a job at its limit
+            status = None if status == 110 else status  # the status of run_mpi.sh for a job that reached its time limit
             self.add({**record, "seconds": seconds, **self.verdict(status, output)})
             return True
         pattern = entry.get("filter", "*")
@@ -801,7 +801,7 @@ class Suite:
             if "TFLOP/s" in entry:
                 self.add(measured("benches", f"{name}/{label}", "TFLOP/s", float(entry["TFLOP/s"]), command=command, card=card),
                          save=False)
-        self.save()  # Once: a save writes all records.
+        self.save()  # one save writes all records
         return found
 
     # --- Trainings -----------------------------------------------------------------------------------------

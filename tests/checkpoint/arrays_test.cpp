@@ -128,7 +128,7 @@ TEST_F(ArraysTest, AreReadBackInAnyRanges) {
         }
       }
     }
-    std::vector<float> weights(2000);  // the tensor beside them
+    std::vector<float> weights(2000);  // the model's tensor in the same checkpoint
     for (const StoredTensor& tensor : reader.tensors()) {
       reader.read_tensor(tensor.name, "weight", {0, tensor.shape.elements()}, DataType::float32,
                          weights.data());

@@ -391,7 +391,8 @@ TEST_F(ReaderTest, LargeStretchesAreReadToWhereTheyBelong) {
       }
     }
   }
-  // Neighbours in the file that are apart in memory, and the reverse; neither is one range.
+  // Ranges that are adjacent in the file but not in memory, and the reverse: they must not be merged into one
+  // range.
   std::memset(first, 0xcc, static_cast<std::size_t>(memory.bytes()));
   auto* const values = reinterpret_cast<std::uint16_t*>(first);  // two of them make one element of a weight
   std::vector<ReadRequest> apart;

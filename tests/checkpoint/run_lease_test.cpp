@@ -90,7 +90,7 @@ TEST_F(RunLeaseTest, AProcessSharesItsLeaseAndGivesItBackAtTheEnd) {
     second.require_held();
     first.reset();
     EXPECT_THAT(content(), IsEmpty());
-    second.require_held();  // takes the lease again, as its own now
+    second.require_held();  // takes the lease again, now for itself
     EXPECT_THAT(content(), HasSubstr(std::to_string(::getpid())));
   }
   EXPECT_THAT(content(), IsEmpty());

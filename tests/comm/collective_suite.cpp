@@ -123,7 +123,7 @@ void reduce_scatter_case(Communicator& comm, const SuitePlace& place, std::int64
       .wait();
   const int givers = std::min(options.givers, n);
   std::vector<Out> wanted(before.size());
-  if (options.group_size <= 0) {  // a fold: sums of so many ranks are added in order
+  if (options.group_size <= 0) {  // a fold adds the sums of groups of -group_size ranks one after another
     const int group = std::max(-options.group_size, 1);
     for (std::size_t i = 0; i < wanted.size(); ++i) {
       float folded = to_float(before[i]);

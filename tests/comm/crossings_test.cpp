@@ -20,8 +20,8 @@ TEST(Crossings, PartsAndSumsCrossOnceForANodeWhereItsRanksReadEachOther) {
   const Crossings::Bytes summed = pairs.reduce_scatter(large, DataType::bfloat16, options);
   EXPECT_EQ(summed.own, large * 4) << "a sum of the node in fp32, for the rank that it stands for";
   EXPECT_EQ(summed.node, large * 8);
-  options.group_size = 4;  // groups are on both nodes, so each rank sends all its data to each rank on the
-                           // other node
+  options.group_size = 4;  // Groups span both nodes, so each rank sends all its data to each rank of the
+                           // other node.
   EXPECT_EQ(pairs.reduce_scatter(large, DataType::bfloat16, options).node, 2 * 2 * large * 2);
 }
 

@@ -75,7 +75,7 @@ TEST_P(DeviceRanks, SmallAndLargeStagingBuffersGiveTheSameBits) {
 }
 
 TEST_P(DeviceRanks, PartsOfEverySizePassTheLeastStagingBuffer) {
-  // Fewer 8-byte elements than a granule of each part are sent at once.
+  // The staging buffer is so small that the parts are sent in chunks of a few 8-byte elements.
   const std::int64_t least = 64 * 8 * (GetParam().ranks + 1) * 4;
   run_device_ranks(
       GetParam().ranks, GetParam().transport,

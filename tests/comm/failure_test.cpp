@@ -345,7 +345,7 @@ std::vector<std::string> texts_of_a_chain(
         throw;
       }
     });
-  } catch (const CommunicationError&) {  // its text is one of these
+  } catch (const CommunicationError&) {  // its text is in `texts`
   }
   return texts;
 }

@@ -21,7 +21,7 @@ TEST(MessagePieces, AllBytesOnceAndFewUnasked) {
     EXPECT_EQ(pieces.front() > 0, bytes > 0);
     EXPECT_EQ(pieces.front() <= piece_bytes, bytes <= (most_small_pieces + 1) * piece_bytes);
   }
-  // The header of Open MPI's messages fits beside a part.
+  // A piece and Open MPI's header together stay within 64 KiB.
   EXPECT_LE(piece_bytes + 256, 64 << 10);
 }
 

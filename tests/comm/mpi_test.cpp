@@ -105,8 +105,9 @@ TEST(Mpi, SharedMemoryThatIsNotThereIsRefusedByName) {
   const auto heap = make_host_resource(Tier::device);
   CommunicatorOptions options;
   options.staging_bytes = test::mpi_staging_bytes;
-  options.memory = heap.get();                                                       // not in a window
-  test::check_all_reduce(*make_mpi_communicator(options), test::mpi_staging_bytes);  // by messages
+  options.memory = heap.get();  // not memory of a window
+  test::check_all_reduce(*make_mpi_communicator(options),
+                         test::mpi_staging_bytes);  // so by messages between ranks
   options.collectives = NodeCollectives::shared;
   try {
     make_mpi_communicator(options);

@@ -109,8 +109,8 @@ TEST(Traffic, OneSumOfANodeTravelsToEveryRankElsewhere) {
   EXPECT_EQ(test::profiled_bytes_sent() - before, data + neighbours * 2 * control_bytes) << rank;
   before = test::profiled_bytes_sent();
   comm->all_gather(shard.data(), full.data(), 499, DataType::bfloat16, 0, {}, {}).wait();
-  // A shard is sent once to each other node. There are three control messages, because shards that have
-  // arrived are read as well.
+  // A shard is sent once to each other node. Each neighbour gets a third control message, because it also
+  // reads the shards that arrive from other nodes.
   EXPECT_EQ(test::profiled_bytes_sent() - before, 2 * 499 * 2 + neighbours * 3 * control_bytes) << rank;
 }
 

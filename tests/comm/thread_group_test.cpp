@@ -60,7 +60,8 @@ TEST(ThreadRanksInAWindow, AChunkTakesSeveralTurns) {
     run_thread_ranks(
         2,
         [](int rank, const CommunicatorFactory& factory) {
-          CommunicatorOptions chosen;  // the default staging buffer, in which chunks are larger than one turn
+          // Chunks of the default staging buffer are larger than quantum_bytes.
+          CommunicatorOptions chosen;
           chosen.collectives = NodeCollectives::shared;
           const auto comm = factory(chosen);
           constexpr std::int64_t count = 1200007;
@@ -73,7 +74,8 @@ TEST(ThreadRanksInAWindow, AChunkTakesSeveralTurns) {
           for (std::int64_t i = 0; i < count; ++i) {
             ASSERT_EQ(sums[static_cast<std::size_t>(i)], static_cast<float>(2 * (rank * count + i) + 1)) << i;
           }
-          // Gathered alternately by parts of both, the last one shorter.
+          // The all_gather copies a part of one rank's data, then a part of the other's, and so on. The last
+          // part is shorter.
           std::fill(full.begin(), full.end(), -1.0f);
           comm->all_gather(sums.data(), full.data(), count, DataType::float32, 0, {}, {}).wait();
           for (std::int64_t i = 0; i < 2 * count; ++i) {
@@ -125,7 +127,7 @@ TEST_P(ThreadRanks, DelaysChangeNoBitAcrossNodes) {
                      CommunicatorOptions chosen = options();
                      chosen.local_size = 2;
                      chosen.collectives = NodeCollectives::shared;
-                     chosen.staging_bytes = 1024 * (GetParam() - 1);  // one slot
+                     chosen.staging_bytes = 1024 * (GetParam() - 1);  // room for one slot only
                      const auto comm = factory(chosen);
                      test::check_many_in_flight(*comm, 20);
                      test::check_split(*comm);

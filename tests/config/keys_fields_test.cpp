@@ -101,7 +101,8 @@ TEST(ConfigFields, DefaultsAreThoseOfConfig) {
     if (read[place] != made[place]) other_when_read.insert(key.path);
   }
   EXPECT_GE(compared, 60U);
-  // A file without keys for clipping and precision means no clipping and fp32; the other two are words.
+  // A file without keys for clipping and precision means no clipping and fp32. The table describes the other
+  // two defaults in words.
   EXPECT_THAT(other_in_table,
               ElementsAre("bf16.enabled", "gradient_clipping", "steps_per_print", "tranche.mesh"));
   // validate_config() chooses communication_slab.

@@ -10,15 +10,19 @@ function(run)
   set(output "${output}" PARENT_SCOPE)
 endfunction()
 
-# Compiles an installed example as a program that knows pkg-config alone, and runs it.
+# Compiles an installed example as a program that knows pkg-config alone, and links and runs it twice: with the flags of pkg-config, and with
+# those of pkg-config --static.
 function(run_by_pkg_config prefix)
   file(GLOB_RECURSE description ${prefix}/*/tranche.pc)
   get_filename_component(folder "${description}" DIRECTORY)
   run(bash -euc "export PKG_CONFIG_PATH='${folder}'
-${COMPILER} -std=c++20 -O0 '${prefix}/share/tranche/examples/two_layer_network.cpp' -o '${WORK}/by_pkg_config' $(pkg-config --cflags --libs tranche)
-LD_LIBRARY_PATH='${folder}/..' '${WORK}/by_pkg_config' 1")
-  if(NOT output MATCHES "step 100 loss 0\\.[0-9]+")
-    message(FATAL_ERROR "the program that was compiled by pkg-config printed something else: ${output}")
+${COMPILER} -std=c++20 -O0 -c '${prefix}/share/tranche/examples/two_layer_network.cpp' -o '${WORK}/by_pkg_config.o' $(pkg-config --cflags tranche)
+for static in '' --static; do
+  ${COMPILER} '${WORK}/by_pkg_config.o' -o '${WORK}/by_pkg_config' $(pkg-config $static --cflags --libs tranche)
+  LD_LIBRARY_PATH='${folder}/..' '${WORK}/by_pkg_config' 1
+done")
+  if(NOT output MATCHES "step 100 loss 0\\.[0-9]+.*step 100 loss 0\\.[0-9]+")
+    message(FATAL_ERROR "the programs that were linked by pkg-config, without and with --static, printed something else: ${output}")
   endif()
 endfunction()
 
@@ -26,7 +30,7 @@ set(options -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_CXX_COMPILE
 if(MODE STREQUAL "installed")
   # The folder is empty before the installation, so that a header or library that is no longer installed is missing.
   file(REMOVE_RECURSE ${WORK})
-  # Beside what others have there, which stays when it is removed.
+  # Files of other programs are there too, and must stay when the installation is removed.
   file(MAKE_DIRECTORY ${WORK}/staging/bin ${WORK}/staging/share/man ${WORK}/staging/include/tranche)
   file(WRITE ${WORK}/staging/bin/other "")
   file(WRITE ${WORK}/staging/include/tranche/mine.h "")

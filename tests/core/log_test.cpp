@@ -88,7 +88,7 @@ TEST(Logger, StandardErrorLinesStartWithTheRank) {
 }
 
 TEST(Logger, ManyOfThemLiveTogether) {
-  // A registry by name would refuse the second one.
+  // Loggers may have equal names, which spdlog's registry would refuse.
   testing::internal::CaptureStderr();
   const Logger a(0);
   const Logger b(1);

@@ -35,7 +35,7 @@ std::size_t round_up(std::size_t bytes, std::size_t multiple) {
 struct Memory {
   std::mutex mutex;
   std::map<std::uintptr_t, Allocation> allocations;
-  unsigned char* space = nullptr;  // of address_space_bytes
+  unsigned char* space = nullptr;  // a reservation of address_space_bytes
   std::size_t used_space = 0;
   std::multimap<std::size_t, void*> recycled;  // freed reservations by size
   int users = 0;                               // operations in progress that need device memory

@@ -86,7 +86,7 @@ TEST_F(Nccl, CollectivesFollowTheirDefinitions) {
       const auto n = static_cast<std::size_t>(me.count);
       const float own = static_cast<float>(me.rank + 1);
       const float sum = static_cast<float>(me.count * (me.count + 1) / 2);
-      // In place, as the library uses both: a rank's own part is at its final position.
+      // Both operations run in place, as in the library: a rank's own part is at its final position.
       std::vector<float> pieces(3 * n, -1);
       for (std::size_t i = 0; i < 3; ++i) pieces[3 * static_cast<std::size_t>(me.rank) + i] = own;
       float* gathered = me.device(pieces);

@@ -163,7 +163,7 @@ TEST_F(Runtime, GraphsRunAgain) {
   ASSERT_EQ(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), cudaSuccess);
   add(stream_, value, 1);
   EXPECT_EQ(cudaEventRecord(event, stream_), cudaSuccess);
-  EXPECT_EQ(cudaStreamWaitEvent(other, event, 0), cudaSuccess);  // joins the capture
+  EXPECT_EQ(cudaStreamWaitEvent(other, event, 0), cudaSuccess);  // `other` joins the capture
   add(other, value, 2);
   EXPECT_EQ(cudaEventQuery(event), cudaErrorCapturedEvent);
   EXPECT_EQ(cudaEventRecord(event, other), cudaSuccess);

@@ -37,7 +37,7 @@ TEST_F(CudaDevice, RanksBeyondTheGpusShareThem) {
   EXPECT_EQ(second->index(), gpus);
   EXPECT_THAT(second->description(), HasSubstr("shared: rank " + std::to_string(gpus) +
                                                " of this node has GPU 0 of " + std::to_string(gpus)));
-  // Each has its own memory and streams, and one waits for events of the other.
+  // Two devices have separate memory and streams, and one waits for events of the other.
   Buffer a = memory(1000);
   Buffer b(second->memory(Tier::device), 1000, Category::other, "second");
   const auto data = bytes(1000);

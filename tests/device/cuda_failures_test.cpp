@@ -277,7 +277,8 @@ TEST_F(CudaFailures, WithoutWaitingForWordsHostWorkRunsInTheCallback) {
   compute().wait(stream->record());
   EXPECT_THAT(message_of<CommunicationError>([&] { stream->synchronize(); }), HasSubstr("disk is gone"));
   EXPECT_THAT(message_of<CommunicationError>([&] { compute().synchronize(); }), HasSubstr("disk is gone"));
-  device().create_stream("stuck")->wait(Event(std::make_shared<HostEvent>()));  // ends after its patience
+  device().create_stream("stuck")->wait(
+      Event(std::make_shared<HostEvent>()));  // the wait gives up after a limit
 }
 
 TEST_F(CudaFailures, CapturesThatFailAreSaid) {
@@ -342,7 +343,8 @@ TEST_F(CudaFailures, WaitingForATracedStreamDoesNotSpoilACapture) {
   EXPECT_EQ(read(a.data(), 64), std::vector<unsigned char>(64, 3));
 }
 
-// After so many operations a stream waits for its earlier work, at any point of a replay's life.
+// A stream with LaunchBound's number of operations in its queue waits for earlier ones. This may happen at
+// any point of a replay's life.
 TEST_F(CudaFailures, TheBoundOfAQueueDoesNotSpoilACapture) {
   Buffer a = memory(64);
   for (int capture = 0; capture < 1000; ++capture) {

@@ -42,7 +42,7 @@ TEST(NvtxRanges, OfPhasesFollowTheLedger) {
   EXPECT_EQ(log[0], "start " + number(0) + " forward h.0");
   EXPECT_EQ(log[1], "end " + number(0));
   EXPECT_EQ(log[2], "start " + number(2) + " step");
-  EXPECT_EQ(log[3], "end " + number(2));  // "idle" begins none
+  EXPECT_EQ(log[3], "end " + number(2));  // the phase "idle" begins no range
   EXPECT_EQ(log[4], "start " + number(4) + " save");
   EXPECT_EQ(log[5], "end " + number(4));
 }

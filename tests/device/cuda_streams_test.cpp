@@ -112,7 +112,7 @@ TEST_F(CudaStreams, AFailedHostStreamFailsTheGpus) {
   host->wait(Event(gate));
   host->enqueue("bad", [] { throw InvalidArgument("master weights have no gradient"); });
   const Event failed = host->record();
-  other->wait(failed);  // before the failure is known; below it is known
+  other->wait(failed);  // the failure is not known yet; the waits below come after it
   const Event behind = other->record();
   gate->complete();
   EXPECT_THAT(message_of<InvalidArgument>([&] { behind.wait(); }), HasSubstr("have no gradient"));

@@ -159,7 +159,7 @@ TEST(EarlyUpdates, HaveNoPartInEvaluations) {
   EXPECT_EQ(digest_after(run, body), expected);
 }
 
-// The pass over the disk is read in the order of the step before, and anew where that was another one.
+// Tiles are read from the disk in the order of the previous step. If the order changes, they are read again.
 TEST(EarlyUpdates, HaveThemInWhateverOrderGradientsAreCompleted) {
   OddRun run = early_run();
   run.stage = 3;
@@ -250,7 +250,7 @@ TEST(EarlyUpdates, EndTheEngineWhereTheStepWouldBeSkipped) {
                           "not finite: tranche.update: as_reduced had updated units"),
                 HasSubstr("go on from a checkpoint"));
       EXPECT_THAT(message_of<NumericalError>([&] { engine.step(); }), says);
-      // Nothing of the state that is lost can be trained on, read or saved.
+      // State is lost, so the engine refuses to train, read and save.
       EXPECT_THAT(message_of<NumericalError>([&] { engine.begin_micro_batch(); }), says);
       EXPECT_THAT(message_of<NumericalError>([&] { engine.save("nowhere"); }), says);
     });
@@ -276,7 +276,7 @@ TEST(EarlyUpdates, RefuseShortSamplesWhenTheirMicroBatchBegins) {
   run.update = UpdateTime::as_reduced;
   on_ranks(run, [](Engine& engine, Runtime& runtime) {
     engine.begin_evaluation();
-    engine.begin_micro_batch({1, 1});  // counts its tokens itself
+    engine.begin_micro_batch({1, 1});  // an evaluation counts its own tokens, so any size is accepted
     for (const int unit : {0, 1, 2, 3}) (void)engine.gather({unit});
     end_with(engine, 1.0, 1);
     (void)engine.end_evaluation();
@@ -303,7 +303,7 @@ TEST(EarlyUpdates, RefuseShortSamplesWhenTheirMicroBatchBegins) {
     on_ranks(run, [&](Engine& engine, Runtime&) { EXPECT_EQ(engine.begin_micro_batch(shape), 0); });
   };
   begins({3, 1, 0});
-  begins({2});  // it is not known what this means
+  begins({2});  // the meaning of a single size is unknown, so it is accepted
   run.update = UpdateTime::at_the_boundary;
   begins({2, 1});
 }
@@ -327,7 +327,8 @@ class Failing final : public Optimizer {
   bool in_numbers_;
 };
 
-// An error of misuse otherwise leaves an engine usable; here some units are those of the next step.
+// An engine can usually be used after an error of misuse. With early updates it cannot, because some units
+// are already updated.
 TEST(EarlyUpdates, EndTheEngineWhenOneFails) {
   for (const OffloadTier tier : {OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme}) {
     for (const bool in_numbers : {false, true}) {

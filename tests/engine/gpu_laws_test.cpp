@@ -31,7 +31,7 @@ class GpuLaws : public ::testing::Test {
 OddRun on_gpu() {
   OddRun run;
   run.device = DeviceKind::cuda;
-  run.steps = 3;  // dynamic, recorded, planned
+  run.steps = 3;  // memory is dynamic in the first step, recorded in the second, planned in the third
   return run;
 }
 

@@ -213,7 +213,7 @@ TEST(GradientHook, SeesWhatTheUpdateTakes) {
           EXPECT_EQ(found.loss_scale, 1024);
           EXPECT_LT(found.clip_coefficient, 0.5);
           EXPECT_EQ(found.clip_coefficient, result.clip_coefficient);
-          // The two sides round one factor or two factors to fp32.
+          // The two sides multiply by one or by two factors, each rounded to fp32.
           for (std::size_t i = 0; i < seen.size(); ++i) {
             EXPECT_NEAR(seen[i], before[i] * found.clip_coefficient, 3e-7 * std::abs(before[i]));
           }

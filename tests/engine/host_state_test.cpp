@@ -32,7 +32,8 @@ class HostState : public OffloadSaving {
         setup(ranks, weights ? 3 : 2, OffloadTier::nvme, weights ? OffloadTier::nvme : OffloadTier::none);
     return run;
   }
-  /// Bytes of a rank that are asked for on nvme, and those of the device's part of them that stay.
+  /// The bytes of a rank's state. Among them are those that are requested on nvme, and the part of these that
+  /// stays in host memory.
   static Engine::StateBytes bytes_of_state(const OddRun& run) {
     Engine::StateBytes bytes;
     on_tiled_ranks(run, [&](Engine& engine, Runtime& runtime) {
@@ -63,7 +64,7 @@ TEST_F(HostState, WholeBuffersStayInOrderWhileBytesLast) {
     offload.host_state = bytes;
     return detail::HostHomes(offload);
   };
-  detail::HostHomes none = homes(-1);  // auto that nobody replaced
+  detail::HostHomes none = homes(-1);  // `auto`, before a number has replaced it
   EXPECT_FALSE(none.take_state(1));
   detail::HostHomes some = homes(100);
   EXPECT_TRUE(some.take_weights(10, 40));
@@ -90,7 +91,8 @@ TEST_F(HostState, NoBudgetChangesABit) {
       OddRun never = run;
       never.offload = {};
       const kernels::Digest expected = trained(never, false);
-      // Nothing; one tile more in the ring; half; all but one unit; all; more than there is.
+      // Host memory for no state, for one more tile in the ring, for half of the state, for all but one unit,
+      // for all, and for more.
       for (const std::int64_t bytes :
            {std::int64_t{0}, std::int64_t{60'000}, all / 2, all - 1, all, 2 * all}) {
         for (const bool overlap : {true, false}) {
@@ -351,14 +353,14 @@ TEST_F(HostState, ASaveTakesStateThatStaysTileByTile) {
         engine.save(folder);
         EXPECT_FALSE(one_step(engine, runtime, "prime.c").applied);
         engine.save(folder);
-        (void)engine.finish_saving();  // hands over what no step has
+        (void)engine.finish_saving();  // hands over the tiles that no step has handed over
         (void)one_step(engine, runtime);
         EXPECT_EQ(engine.state_digest(), expected[4]);
       });
       EXPECT_EQ(stored(run, folder + "/step-00000001"), expected[1]);
       EXPECT_EQ(stored(run, folder + "/step-00000002"), expected[2]);
       EXPECT_EQ(stored(run, folder + "/step-00000003"), expected[2]);
-      // Another budget goes on from it.
+      // A run with another budget continues from this checkpoint.
       OddRun other = run;
       other.offload.host_state = bytes == 60'000 ? 10'000'000 : 0;
       on_tiled_ranks(other, [&](Engine& engine, Runtime& runtime) {

@@ -24,7 +24,7 @@ class Hosts : public ::testing::TestWithParam<std::tuple<Layout, DataType>> {
     run.ranks = std::get<0>(GetParam()).ranks;
     run.dtype = std::get<1>(GetParam());
     run.accumulation = 2;
-    run.steps = 3;  // dynamic, recorded, planned
+    run.steps = 3;  // memory is dynamic in the first step, recorded in the second, planned in the third
     return run;
   }
   static int ranks_per_host() { return std::get<0>(GetParam()).ranks_per_host; }

@@ -24,7 +24,7 @@ TEST_P(SameBits, OverStages) {
     for (const std::int64_t accumulation : {1, 4}) {
       OddRun run;
       std::tie(run.ranks, run.dtype) = GetParam();
-      run.steps = 3;  // dynamic, recorded, planned
+      run.steps = 3;  // memory is dynamic in the first step, recorded in the second, planned in the third
       run.policy = policy;
       run.accumulation = accumulation;
       const OddResult expected = train_odd(run);

@@ -20,7 +20,7 @@ int world_rank() {
 
 }  // namespace
 
-// Intercepts the library's own calls; the text of an error is a message of 4096 bytes.
+// Delays the library's receive of the error's text on rank 0: a message of 4096 bytes from rank 1.
 extern "C" int MPI_Irecv(void* data, int count, MPI_Datatype type, int peer, int tag, MPI_Comm comm,
                          MPI_Request* request) {
   if (world_rank() == 0 && peer == 1 && count == 4096) {

@@ -96,7 +96,7 @@ TEST_F(OffloadSaving, UpdatesAsGradientsAreReducedLeaveTheCheckpointAsItWas) {
       for (int step = 2; step < 5; ++step) (void)one_step(engine, runtime);
       EXPECT_EQ(engine.state_digest(), expected[5]);
     });
-    run.clipping = 1;  // of a run that reads it at the boundary
+    run.clipping = 1;  // stored() reads the checkpoint in a run that updates at the boundary
     run.update = UpdateTime::at_the_boundary;
     EXPECT_EQ(stored(run, folder + "/step-00000002"), expected[2]);
   }
@@ -105,7 +105,7 @@ TEST_F(OffloadSaving, UpdatesAsGradientsAreReducedLeaveTheCheckpointAsItWas) {
 // The updates that hand over the tiles were issued, and wait for a slow disk.
 TEST_F(OffloadSaving, WhatWaitsForASaveBetweenUpdatesAndTheirStepLosesNothing) {
   for (const int ranks : {1, 2}) {
-    for (const std::int64_t persistent : {0, 600}) {  // those buffers are updated in step()
+    for (const std::int64_t persistent : {0, 600}) {  // persistent buffers are updated in step()
       for (const OffloadTier parameters : {OffloadTier::none, OffloadTier::nvme}) {
         OddRun run = setup(ranks, 3, OffloadTier::nvme, parameters);
         run.clipping = 0;
@@ -156,7 +156,7 @@ TEST_F(OffloadSaving, EarlyUpdatesFindTheOrderOfTheirFirstPassInTheModel) {
   OddRun run = setup(1, 3);
   run.clipping = 0;
   run.large = true;
-  run.moments = DataType::block8;  // but not of small tensors, which have a buffer of their own
+  run.moments = DataType::block8;  // small tensors stay in fp32, in a buffer of their own
   run.update = UpdateTime::as_reduced;
   FaultyFileSystem files(detail::posix_file_system());
   const Config config = odd_config(run);
@@ -165,10 +165,10 @@ TEST_F(OffloadSaving, EarlyUpdatesFindTheOrderOfTheirFirstPassInTheModel) {
   options.files = &files;
   Runtime runtime(options, make_self_communicator);
   Engine engine(runtime, odd_model(false, /*large=*/true), config);
-  std::vector<std::int64_t> reads;  // by step, the first without one
+  std::vector<std::int64_t> reads;  // one entry for each step; the first entry is without a step
   for (std::int64_t before = 0; reads.size() < 4; before = files.count(FileOperation::read)) {
     if (!reads.empty()) (void)one_step(engine, runtime);
-    (void)engine.state_digest();  // reads as much each time, behind the step's transfers
+    (void)engine.state_digest();  // reads the same amount each time, after the step's transfers
     reads.push_back(files.count(FileOperation::read) - before);
   }
   EXPECT_GT(reads[1], reads[0]);
@@ -251,7 +251,7 @@ TEST_F(OffloadSaving, WithoutANextStepTilesAreReadForIt) {
         (void)one_step(engine, runtime);
         engine.save(folder);
         if (inside_a_step) {
-          // Between the last micro-batch and the step, whose tiles are already being read.
+          // After the last micro-batch and before step(), while the disk already reads the step's tiles.
           whole_step(engine, runtime, engine.steps());
           EXPECT_EQ(engine.finish_saving(), folder + "/step-00000003");
           (void)engine.step();

@@ -40,7 +40,7 @@ ModelSpec changed_model() {
   return spec;
 }
 
-/// The name in the odd model of a tensor of the changed model; empty if it has none.
+/// The name that a tensor of the changed model has in the original odd model; empty if it is new.
 std::string origin_of(const std::string& tensor) {
   if (tensor == "first.c") return "prime.c";
   return tensor.starts_with("new.") ? "" : tensor;

@@ -133,8 +133,8 @@ TEST(TensorAxis, OtherRulesPrecisionsAndTiersHaveTheBitsOfOneRank) {
   };
   compare({.optimizer = "Lamb"});  // needs sums over whole tensors
   compare({.dtype = DataType::bfloat16});
-  compare(
-      {.dtype = DataType::bfloat16, .stochastic_rounding = true});  // draws are keyed by the global element
+  compare({.dtype = DataType::bfloat16, .stochastic_rounding = true});  // each draw depends on the element's
+                                                                        // index in the whole tensor
   compare({.moments = DataType::block8});
   CutRun away;
   away.offload.optimizer = OffloadTier::cpu;
@@ -344,7 +344,7 @@ void expect_traffic_by_formula(const std::string& optimizer) {
       if (!swept(point++, 5)) continue;
       const auto measures = [&, &mesh = mesh](Config& config) {
         config.gradient_noise_scale = may_measure_noise(mesh) && stage != 1;
-        // In this case one data rank has several gradients.
+        // In these cases the gradients of one data rank's micro-batches are measured separately.
         const bool each = stage != 2 || mesh == "tensor=2" || mesh == "tensor=4";
         if (config.gradient_noise_scale) {
           config.reduction = each ? ReductionPolicy::micro_batch : ReductionPolicy::boundary;

@@ -118,7 +118,7 @@ class Counting : public Optimizer {
   std::atomic<int>& count_;
 };
 
-// Skipped steps update none, although the same messages are sent; the state does not change.
+// Skipped steps update no matrix, although the same messages are sent. Their state does not change.
 TEST(WholeMatrices, AreComputedOnceAStepThatIsApplied) {
   for (const int accumulation : {1, 4}) {
     for (const int ranks : {1, 3}) {

@@ -26,7 +26,7 @@ import shlex
 import subprocess
 import sys
 
-sys.dont_write_bytecode = True  # builds leave the sources as they are
+sys.dont_write_bytecode = True  # a build writes no files beside the sources
 import sources  # noqa: E402
 import standard  # noqa: E402
 

@@ -7,7 +7,7 @@ import pathlib
 import re
 import sys
 
-sys.dont_write_bytecode = True  # builds leave the sources as they are
+sys.dont_write_bytecode = True  # a build writes no files beside the sources
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
 from check_includes import code_lines  # noqa: E402
 

@@ -38,7 +38,8 @@ class AttentionMasksGpu : public GpuTest {
   };
 
   enum class Through : std::uint8_t { public_kernels, choice, products };
-  /// Below the public kernels any workspace size is possible: the path is chosen, or it is by GEMM.
+  /// Calls the public kernels, or the functions below them, which accept a workspace of any size: with the
+  /// path that they choose, or with the path of GEMMs.
   Outcome run(const AttentionProblem& p, Through through = Through::public_kernels) {
     return run(p, through, 0, p.sizes.time);
   }
@@ -241,8 +242,8 @@ TEST_F(AttentionMasksGpu, ProductsTakeScoresInPartsThatFitTheWorkspace) {
            .documents = {9, 20},
            .dropout = 0.2f},
        }) {
-    // The smallest; rows of one head; the scores of one head and of two, beside the sums of a key's
-    // gradients.
+    // Workspaces: the smallest one; one for rows of a single head; and ones for the scores of one head and of
+    // two heads, with the sums of a key's gradients beside them.
     const std::int64_t sums = 2 * 37 * 20 * 4, head = 2 * 37 * 40 * 4;
     for (const std::int64_t bytes : {cuda::attention_workspace_bytes(20, 37), 2 * 15 * 40 * std::int64_t{4},
                                      head + sums, 2 * head + sums}) {

@@ -156,7 +156,8 @@ TEST(AttentionMasks, PartsOfTheQueriesAreThoseOfAll) {
         Outcome whole = run(p, machine);
         const AttentionOptions all = p.options(p.document_begin.view());
         std::array<std::vector<double>, 2> sums;
-        // A tile's edge, a position within a tile, and a part of one query.
+        // The parts end at a tile's edge, within a tile, and before the last query, which is a part by
+        // itself.
         const std::int64_t ends[] = {64, s.time / 2 + 5, s.time - 1, s.time};
         std::int64_t first = 0;
         for (const std::int64_t end : ends) {

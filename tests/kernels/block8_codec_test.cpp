@@ -82,7 +82,7 @@ void sweep(std::uint32_t stride) {
 }
 
 TEST(Block8Codec, EncodesASweepOfNumbersAsCoreDoes) {
-  sweep(test::sanitized ? 4001 : 63);  // more than 2^24 of them
+  sweep(test::sanitized ? 4001 : 63);  // tests more than 2^24 numbers
 }
 
 TEST(Block8CodecSlow, EncodesAllNumbersAsCoreDoes) {

@@ -325,7 +325,8 @@ TEST(BiasGradient, IsTheBlockedSumForAnyThreadCount) {
       for (const auto& set : sets) {
         const cpu::InstructionSetForTest use(set);
         for (const int threads : thread_counts()) {
-          // Teams are slow to start on a busy machine; one instruction set shows that they change nothing.
+          // Threads start slowly on a busy machine. One instruction set is enough to show that their
+          // number changes no bit.
           if (threads > 1 && (rows * columns < 64000 || set != sets.front())) continue;
           Guarded got = start;
           TestStream stream(threads);

@@ -437,8 +437,10 @@ TEST(MasterWeights, CostTheirBytesAndRefuseWhatDoesNotFit) {
     of.update(counted, RulePhase::update, groups, all);
     return std::pair(counted.work().bytes_read, counted.work().bytes_written);
   };
-  EXPECT_EQ(bytes(formats[1]), std::pair(600.0 * (2 + 4 + 8), 600.0 * (4 + 8)));  // halves
-  EXPECT_EQ(bytes(formats[2]), std::pair(600.0 * (2 + 2 + 8), 600.0 * (2 + 8)));  // bf16 alone
+  EXPECT_EQ(bytes(formats[1]),
+            std::pair(600.0 * (2 + 4 + 8), 600.0 * (4 + 8)));  // master weights in two halves
+  EXPECT_EQ(bytes(formats[2]),
+            std::pair(600.0 * (2 + 2 + 8), 600.0 * (2 + 8)));  // bf16 weights without a master
   EXPECT_EQ(bytes(formats[3]), std::pair(600.0 * (2 + 2 + 8), 600.0 * (4 + 8)));
 
   const auto refused = [&](Format format, bool with_key = true) {

@@ -166,8 +166,8 @@ void segments_spec(const std::vector<Arguments>& groups, const std::vector<Updat
 
 /// The length from which weights are written with non-temporal stores, with a head and a tail of single
 /// elements.
-// Non-temporal stores are the CPU's; on a GPU, where that length means nothing, sanitized builds take a
-// shorter.
+// Only CPUs have non-temporal stores. On a GPU the length has no meaning, and sanitized builds use a shorter
+// one.
 inline constexpr std::int64_t streamed_from = on_gpu && test::sanitized ? 4096 : cpu::streaming_elements;
 inline constexpr std::int64_t streamed_size = streamed_from + 37;
 

@@ -83,7 +83,7 @@ TEST(Quantization, BlocksHaveTheGreatestMagnitudeAndCodesToNearest) {
   }
 }
 
-/// Puts each number into a block of small ones, which it must change only through the scale.
+/// Each tested number is in a block with small numbers, which it may change only through the scale.
 TEST(Quantization, TiesExtremesAndZeros) {
   for (const auto& set : tested_instruction_sets()) {
     const cpu::InstructionSetForTest use(set);

@@ -53,7 +53,7 @@ void expect_fixed_order(const OrderedSumCase& c, const std::string& set, int thr
   std::vector<float> values(static_cast<std::size_t>(c.ranks));
   for (std::int64_t i = 0; i < c.n; ++i) {
     for (std::size_t rank = 0; rank < values.size(); ++rank) values[rank] = pieces[rank].get(i);
-    if (c.group <= 0) {  // a fold: sums of so many ranks are added in order
+    if (c.group <= 0) {  // a fold adds the sums of groups of -c.group ranks one after another
       const auto group = static_cast<std::size_t>(std::max(-c.group, 1));
       float folded = wanted.get(i);
       for (std::size_t first = 0; first < values.size(); first += group) {

@@ -292,7 +292,8 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
     return false;
   }
   if (are("replicas", "reduction-group")) return false;
-  // A sum that does not depend on the number of ranks excludes partial sums, whose number does.
+  // With world_size_invariant the sum has one order for every number of ranks, so settings that form partial
+  // sums are excluded.
   if (with("world-size-invariant", [](const std::string& key, const CombinationAxis& axis, int) {
         return (axis.name == "mesh" && !key.empty()) || key == "reduction-group" || key == "gradient-bf16" ||
                key == "set-batch";
@@ -316,7 +317,7 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
   if (are("tensor", "moments-block8")) return false;
   // A sample's gradient is a sum over the ranks of context.
   if (are("context", "world-size-invariant")) return false;
-  // Two parts on two data ranks need four ranks here.
+  // Two parts of each sample on two data ranks need four ranks here.
   for (const char* axis_of_sample : {"tensor", "context"}) {
     if (with(axis_of_sample, [](const std::string&, const CombinationAxis& axis, int at) {
           return axis.name == "ranks" && at != 3;
@@ -330,7 +331,7 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
       })) {
     return false;
   }
-  // Supported only with bf16 weights, and by rules with support for them.
+  // These formats need bf16 weights and one of the library's rules.
   for (const char* format : {"master-split", "master-none", "master-random"}) {
     if (are(format, "fp32") || are(format, "fp16") || are(format, "own-rule")) return false;
   }
@@ -411,12 +412,12 @@ Combination plain_combination_of(const std::vector<CombinationAxis>& axes, const
   for (std::size_t i = 0; i < axes.size(); ++i) {
     axes[i].values[axes[i].changes_bits ? static_cast<std::size_t>(row[i]) : 0].apply(c);
   }
-  // The sums of the stages equal those of as many data ranks that keep the uses of tied tensors separate.
-  // Parts of layers and of sequences are added in an order of their own.
+  // The stages have the same sums as that many data ranks whose uses of tied tensors stay separate. Layers
+  // and sequences that are divided add their parts in another order.
   const bool copies = Mesh::parse(whole.config.mesh, whole.ranks).size(MeshAxis::replicate) > 1;
   c.ranks = data_ranks_of(c) * c.context * c.tensor;
-  // Sums of tensors that both stages read, or all ranks of tensor, have no reduction order for the ranks of a
-  // replica, of which there are two here with the axis context.
+  // With the axis context, sums of tensors that both stages or all ranks of tensor read have an order that no
+  // reduction group gives without replicas. Then the two replicas are kept.
   const bool keeps_copies = copies && c.context > 1 && c.pipeline * c.tensor > 1;
   c.pipeline = 1;
   c.config.update = UpdateTime::at_the_boundary;
@@ -428,12 +429,12 @@ Combination plain_combination_of(const std::vector<CombinationAxis>& axes, const
     c.ranks = c.tensor;
     return c;
   }
-  // The default reduction order of sums is that of the replicas, else that of the nodes.
+  // The default reduction order is that of the replicas, or without replicas that of the nodes.
   if (keeps_copies) return c;
   if (copies) {
     c.config.reduction_group = ranks_of_a_copy(whole);
   } else if (c.config.reduction_group == 0) {
-    // Ranks of a node with other parts of tensors add theirs up separately.
+    // The ranks of a node that have different parts of tensors belong to different sums.
     const int per_node = whole.config.debug.ranks_per_host;
     c.config.reduction_group = per_node == 0 || c.context == 1 ? per_node : std::max(1, per_node / c.tensor);
   }

@@ -21,7 +21,8 @@ namespace tranche::models {
 namespace {
 
 constexpr std::int64_t short_time_steps = 4;
-constexpr int first_steps = 4;  // dynamic, recorded, and two planned ones
+constexpr int first_steps = 4;  // memory is dynamic in the first, recorded in the second, planned in the
+                                // others
 constexpr int later_steps = 2;
 
 /// Four parts of equal length if two ranks share the tokens.

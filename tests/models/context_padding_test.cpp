@@ -37,8 +37,8 @@ void expect_losses_of_one_rank(const LanguageModel& model, const Config& config,
   }
 }
 
-// 16 tokens fill the table of positions and end in the first token of a run of three; 13 leave ranks of four
-// and eight a run without tokens.
+// With 16 tokens the table of positions is full, and the last token is the first of a run of three tokens.
+// With 13 tokens some of four or eight ranks have a run without tokens.
 TEST(ContextPadding, LossesAreThoseOfOneRankWithDropout) {
   const Gpt model(with_dropout(six_heads()));
   expect_losses_of_one_rank(model, config_of(1), {.time = 16, .steps = padded_steps},

@@ -152,7 +152,7 @@ TEST(GptMemory, OneRankHoldsTheSameInEveryStage) {
     const std::array<MemoryRun, 4> runs = plan_stages(drawn);
     for (const MemoryRun& run : runs) {
       EXPECT_EQ(run.device().peak, runs[0].device().peak);
-      // An explicit policy gives another schedule of the same state; with one policy everything is equal.
+      // On one rank all stages issue the same steps, so the categories are equal too.
       EXPECT_EQ(run.device().category_peak.bytes, runs[0].device().category_peak.bytes);
     }
     if (::testing::Test::HasFailure()) return;
@@ -202,7 +202,8 @@ TEST(GptMemory, AHigherStageTakesLessWhenItSavesMoreThanTheUnitsItHolds) {
       };
       const std::int64_t saved = state(lower) - state(higher);
       EXPECT_GE(saved, 0);
-      // Units that the lower stage holds need not exist when its memory is highest.
+      // The units that the higher stage holds gathered count in full, because the lower stage's peak may be
+      // at a moment without them.
       const std::int64_t held = units_held(drawn, stage);
       (higher.device().peak <= lower.device().peak ? pays : does_not) += 1;
       if (saved >= held) {
@@ -210,7 +211,7 @@ TEST(GptMemory, AHigherStageTakesLessWhenItSavesMoreThanTheUnitsItHolds) {
             << "sized_case(" << index << ") stage " << stage << " saves " << saved << " and holds " << held
             << ": " << drawn.to_string();
       }
-      // The other bound: it never needs more than what it holds in addition minus what it saves.
+      // The higher stage's peak grows at most by the units that it holds, minus the state that it saves.
       EXPECT_LE(higher.device().peak - lower.device().peak, held - saved + higher.step.live_peak / 50)
           << "sized_case(" << index << ") stage " << stage << ": " << drawn.to_string();
     }

@@ -361,8 +361,8 @@ TEST(GptTraffic, GroupsThatAreRecomputedStayGatheredOrAreGatheredOnceMore) {
         config.activation_checkpointing = true;
         config.checkpoint_every = every;
         config.depth = depth;
-        // The definition counts groups from the front. In a group larger than the depth all blocks but the
-        // last are gathered a third time.
+        // Groups of recomputed blocks begin with the first block. In a group larger than the depth all blocks
+        // but the last are gathered a third time.
         std::int64_t again = 0;
         for (int first = 0; first < 7; first += every) {
           const int size = std::min(every, 7 - first);

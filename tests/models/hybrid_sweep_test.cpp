@@ -76,7 +76,7 @@ Config config_at(const Sizes& sizes, std::size_t number) {
   return config;
 }
 
-/// The losses of each mesh at each ZeRO stage; of one in `stride` of these.
+/// Expects the losses of one rank on each mesh at each ZeRO stage. Tests one in `stride` of these cases.
 void expect_losses_of_one_rank(const LanguageModel& model, const std::vector<Sizes>& meshes, int steps,
                                std::size_t stride) {
   const ContextRun run{.time = time_steps, .steps = steps};
@@ -132,8 +132,8 @@ Config bits_config(int stage, ReductionPolicy policy) {
   return pipelines::pipeline_config(DataType::float32, stage, policy, 8);
 }
 
-/// Every depth and schedule of each (replicate, shard, tensor) has the bits of these axes alone; `every` one,
-/// or one in seven.
+/// Expects that on each mesh of replicate, shard and tensor the depth and schedule of a pipeline change no
+/// bit. With `every` all of these cases are tested, otherwise one in seven.
 void expect_one_digest(const LanguageModel& model, bool every) {
   int number = 0, compared = 0, groups = 0;
   for (int of_group = 1; of_group <= 4; of_group *= 2) {
@@ -164,9 +164,10 @@ void expect_one_digest(const LanguageModel& model, bool every) {
               model.describe().c_str(), compared);
 }
 
-/// Four shards whose gradients are added in pairs have the bits of two copies of two shards; of one in
-/// `stride` cases. Tied tensors, and whole ones beside the axis tensor, are left out: their addends of a data
-/// rank are added first, so that their sums have no groups of data ranks.
+/// Expects four shards whose gradients are added in pairs to have the bits of two copies of two shards. Tests
+/// one in `stride` cases. Models have neither tied tensors nor, with the axis tensor, whole ones: the
+/// gradients of their uses are added before those of other data ranks, so that pairs of ranks have no sums of
+/// their own.
 void expect_bits_of_copies(const LanguageModel& model, int stride) {
   int number = 0;
   for (const auto& [others, ranks] : {std::pair("", 4), std::pair(", pipeline=2", 8)}) {

@@ -237,7 +237,8 @@ TEST(TensorMeshesSlow, SixtyCheckpointsOfAnyAxesAreReadByAnyOther) {
   expect_equal_digests(cases);
 }
 
-/// The numbers of elements that ranks of the axis tensor do not divide by columns, and that they do.
+/// The numbers of elements in tensors that the axis tensor does not cut by columns, and in those that it
+/// does.
 std::pair<double, double> elements_by_cut(const ModelSpec& spec) {
   std::pair<double, double> elements;
   for (const UnitSpec& unit : spec.units()) {

@@ -58,8 +58,8 @@ struct Furthest {
   double loss = 0, norm = 0;
 };
 
-/// All stages, shards and policies for the sizes of `tensor`: all of them with `every`, else a selection that
-/// changes.
+/// Trains at every stage, number of shards and reduction policy for each size of the axis `tensor`. With
+/// `every` all of these are trained, otherwise a part that differs by size.
 Furthest sweep(const LanguageModel& model, std::initializer_list<int> sizes, bool every, bool lora = false) {
   const GptRun one = run_at(model, {.lora = lora}, DataType::float32);
   EXPECT_LT(one.losses.back(), one.losses.front()) << "it learns";
@@ -116,7 +116,7 @@ struct Bf16Rows {
     squares += other.squares;
     squares_of_bar += other.squares_of_bar;
   }
-  /// Expects that the root mean square of the differences is at most that of the bar's.
+  /// Expects that the root mean square of the differences is at most that of the bar's differences.
   void expect_root_mean_square(const std::string& what) const {
     const auto root = [&](double sum) { return std::sqrt(sum / (rows * steps)); };
     EXPECT_GT(squares, 0) << "another order of sums has other bits";
@@ -184,8 +184,9 @@ double furthest_weight(const GptRun& run, const GptRun& other) {
   return furthest;
 }
 
-// Owners put together matrices whose columns or rows the axis cuts. In fp32 training their messages are fp32:
-// bf16 would move elements of an update by a unit of bf16 where the last bit of a gradient differs.
+// Muon on matrices whose columns or rows the axis cuts: one rank receives all parts of a matrix. Messages are
+// fp32 in fp32 training. In bf16 a difference in the last bit of a gradient could change an element of the
+// update by a unit of bf16.
 TEST(TensorSweep, MuonHasTheWeightsOfOneRank) {
   constexpr int few_steps = 5;
   GptConfig four_heads = tiny_gpt();

@@ -1,4 +1,4 @@
-// Calibration is quick, stored, and never an obstacle.
+// Calibration takes little time, its result is stored, and its failures never stop a run.
 #include "offload/calibration.h"
 
 #include <gmock/gmock.h>

@@ -78,9 +78,9 @@ TEST(DiskMeter, GivesEachMomentToOneState) {
   Time time;
   TraceRecorder trace(0);
   DiskMeter meter(&trace, time.clock());
-  time.pass(1);  // nothing asked for
+  time.pass(1);  // idle: no transfer is requested
   meter.ask();
-  time.pass(2);  // no buffer
+  time.pass(2);  // idle: a read waits for a buffer
   {
     const DiskMeter::Transfer read(meter, /*asked=*/true);
     time.pass(4);  // busy, once for two transfers
@@ -88,7 +88,7 @@ TEST(DiskMeter, GivesEachMomentToOneState) {
     meter.set_tiles(true, true);
     time.pass(8);
   }
-  time.pass(16);  // the norm comes before the buffer
+  time.pass(16);  // idle: an update waits for the norm, which counts before the buffer
   meter.set_tiles(false, true);
   time.pass(32);
   meter.set_tiles(false, false);
@@ -114,8 +114,13 @@ struct FlowBench {
       : meter(std::make_shared<DiskMeter>(trace, time.clock())),
         file(
             detail::posix_file_system().open(folder.path() + "/tiles", detail::OpenMode::create_or_truncate)),
-        flow(io, {memory[0], memory[1]}, at_once, meter) {}
+        flow(io, at_once, meter) {}
   ~FlowBench() { flow.finish(); }
+  std::vector<TileFlow::Tile> tiles(std::int64_t count) {
+    std::vector<TileFlow::Tile> result;
+    for (std::int64_t i = 0; i < count; ++i) result.push_back({4096 * i, 16, memory[i % 2]});
+    return result;
+  }
 
   TestFolder folder;
   Time time;
@@ -129,19 +134,19 @@ struct FlowBench {
 TEST(DiskMeter, KnowsWhyTheTilesOfAFlowWait) {
   TraceRecorder trace(0);
   FlowBench bench(&trace);
-  bench.time.pass(1);  // nothing asked for
-  const std::int64_t first = bench.flow.add(*bench.file, {{0, 16}, {4096, 16}, {8192, 16}}, true);
+  bench.time.pass(1);  // idle: no transfer is requested
+  const std::int64_t first = bench.flow.add(*bench.file, bench.tiles(3), true);
   bench.time.pass(2);  // busy: reads 1 and 2
   bench.io.end(1);
   bench.flow.await_tile(first);
   bench.time.pass(4);  // busy: read 2
   bench.io.end(2);
   bench.flow.await_tile(first + 1);
-  bench.time.pass(8);  // norm: both are in memory, and no update was issued
+  bench.time.pass(8);  // idle: both tiles are in memory, and their updates wait for the norm
   bench.flow.issued(first);
-  bench.time.pass(16);  // norm: the second still waits
+  bench.time.pass(16);  // idle: the second tile's update still waits for the norm
   bench.flow.issued(first + 1);
-  bench.time.pass(32);  // no buffer: both are being updated, the third wants one
+  bench.time.pass(32);  // idle: both buffers are being updated, and the third tile's read waits for one
   bench.flow.leave(first, true);
   bench.time.pass(64);  // busy: write 3
   bench.io.end(3);
@@ -149,12 +154,12 @@ TEST(DiskMeter, KnowsWhyTheTilesOfAFlowWait) {
   bench.flow.await_tile(first + 2);
   bench.flow.leave(first + 1, false);
   bench.flow.issued(first + 2);
-  bench.time.pass(128);  // nothing asked for: the last tile is being updated
+  bench.time.pass(128);  // idle: no transfer is requested while the last tile is updated
   bench.flow.leave(first + 2, true);
   bench.time.pass(256);  // busy: write 5
   bench.io.end(5);
   bench.flow.await_left(first + 3);
-  bench.time.pass(512);  // nothing asked for
+  bench.time.pass(512);  // idle: no transfer is requested
   expect_seconds(bench.meter->take(), 2 + 4 + 64 + 256, 8 + 16, 32, 1 + 128 + 512);
 
   const std::string json = trace.to_json();
@@ -167,8 +172,8 @@ TEST(DiskMeter, KnowsWhyTheTilesOfAFlowWait) {
 
 TEST(DiskMeter, CountsATransferAtATimeAsBusyThroughout) {
   FlowBench bench(nullptr, 1);
-  const std::int64_t first = bench.flow.add(*bench.file, {{0, 16}, {4096, 16}}, true);
-  bench.time.pass(1);  // busy: read 1; the other has a buffer, and is held back
+  const std::int64_t first = bench.flow.add(*bench.file, bench.tiles(2), true);
+  bench.time.pass(1);  // busy: read 1; the other read has a buffer but must wait its turn
   bench.io.end(1);
   bench.flow.await_tile(first);
   bench.flow.issued(first);
@@ -176,7 +181,7 @@ TEST(DiskMeter, CountsATransferAtATimeAsBusyThroughout) {
   bench.io.end(2);
   bench.flow.await_tile(first + 1);
   bench.flow.issued(first + 1);
-  bench.time.pass(4);  // nothing asked for: both are being updated
+  bench.time.pass(4);  // idle: no transfer is requested while both tiles are updated
   bench.flow.leave(first, true);
   bench.flow.leave(first + 1, true);
   bench.time.pass(8);  // busy: write 3
@@ -191,7 +196,7 @@ TEST(DiskMeter, CountsATransferAtATimeAsBusyThroughout) {
 
 TEST(DiskMeter, CountsNoWaitOfAFlowThatHasFailedOrWasGivenUp) {
   FlowBench bench;
-  const std::int64_t first = bench.flow.add(*bench.file, {{0, 16}, {4096, 16}, {8192, 16}}, true);
+  const std::int64_t first = bench.flow.add(*bench.file, bench.tiles(3), true);
   bench.io.end(1);
   bench.io.end(2);
   bench.flow.await_tile(first);
@@ -202,7 +207,7 @@ TEST(DiskMeter, CountsNoWaitOfAFlowThatHasFailedOrWasGivenUp) {
   bench.time.pass(1);
   expect_seconds(bench.meter->take(), 0, 0, 0, 1);
 
-  const std::int64_t again = bench.flow.add(*bench.file, {{0, 16}, {4096, 16}}, true);
+  const std::int64_t again = bench.flow.add(*bench.file, bench.tiles(2), true);
   bench.time.pass(2);
   bench.io.end(3);
   bench.io.end(4, /*fails=*/true);

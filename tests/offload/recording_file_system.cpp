@@ -289,11 +289,11 @@ std::optional<std::size_t> RecordingFileSystem::durable_by(std::size_t index) co
 std::optional<std::size_t> RecordingFileSystem::durable_by_locked(std::size_t index,
                                                                   std::size_t prefix) const {
   const RecordedOperation& operation = log_[index];
-  // A rename between folders changes both.
+  // A rename between folders is durable once both folders are synced.
   bool from = !operation.of_names(), to = operation.kind != Kind::rename;
   for (std::size_t i = index + 1; i < prefix; ++i) {
     const RecordedOperation& sync = log_[i];
-    if (index >= sync.started) continue;  // it may have begun after the sync
+    if (index >= sync.started) continue;  // the operation may have begun after the sync
     if (operation.of_content() && sync.kind == Kind::sync && sync.object == operation.object) return i;
     if (!operation.of_names() || sync.kind != Kind::sync_directory) continue;
     from = from || sync.object == operation.folder;

@@ -278,7 +278,7 @@ TEST_F(SwapFileTest, StaleFilesAreRemovedAndNothingElse) {
   for (const auto& name : gone) std::ofstream(folder_ / name) << "x";
   for (const auto& name : stays) std::ofstream(folder_ / name) << "x";
   std::filesystem::create_directory(folder_ / swap_name(dead, 1));
-  // A process that this one cannot see uses it.
+  // A process in another PID namespace uses this file.
   const auto used = posix_file_system().open(folder_ / stays[2], detail::OpenMode::update);
   ASSERT_TRUE(detail::lock_swap(*used));
 

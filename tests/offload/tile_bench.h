@@ -44,11 +44,13 @@ inline std::vector<detail::TileRef> tiles_of(const detail::TileRegion& region) {
   return result;
 }
 
-/// Applies `work` to the value and index of each element of a region, which is one tensor of int64.
-inline void pass(TileBench& bench, detail::TileRing& ring, const detail::TileRegion& region, bool read,
-                 const std::function<std::int64_t(std::int64_t value, std::int64_t element)>& work,
-                 bool write = true) {
-  ring.begin(tiles_of(region), read);
+/// Applies `work` to the value and index of each element of a region, which is one tensor of int64. Returns
+/// when each lent memory has been given back.
+inline std::vector<Event> pass(
+    TileBench& bench, detail::TileRing& ring, const detail::TileRegion& region, bool read,
+    const std::function<std::int64_t(std::int64_t value, std::int64_t element)>& work, bool write = true,
+    std::vector<detail::LentMemory> lent = {}) {
+  ring.begin(tiles_of(region), read, std::move(lent));
   for (std::int64_t tile = 0; tile < region.tiles(); ++tile) {
     const detail::TileMemory memory = ring.open(*bench.stream);
     bench.stream->enqueue("work", [memory, work] {
@@ -57,7 +59,7 @@ inline void pass(TileBench& bench, detail::TileRing& ring, const detail::TileReg
     });
     ring.close(*bench.stream, write);
   }
-  ring.end(*bench.stream);
+  return ring.end(*bench.stream);
 }
 
 }  // namespace tranche::testing

@@ -7,9 +7,11 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "offload/aligned_buffer.h"
 #include "tests/offload/test_folder.h"
 #include "tests/offload/tile_bench.h"
 #include "tests/offload/watched_file_system.h"
@@ -42,6 +44,15 @@ class Happenings {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, std::chrono::minutes(1),
                              [&] { return std::find(seen_.begin(), seen_.end(), what) != seen_.end(); });
+  }
+  /// The events so far whose names begin with `start`, in order.
+  std::vector<std::string> seen(const std::string& start) {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::string> result;
+    for (const std::string& what : seen_) {
+      if (what.starts_with(start)) result.push_back(what);
+    }
+    return result;
   }
   bool has(const std::string& what) {
     const std::lock_guard lock(mutex_);
@@ -131,6 +142,97 @@ TEST(TileRingOverlap, ABufferIsReadAgainWithoutTheStream) {
   bench.stream->synchronize();
   EXPECT_TRUE(seen);
   EXPECT_FALSE(early);
+}
+
+/// A ring of one buffer, and ten tiles of which the last four are in lent memory. Notes each transfer when it
+/// begins. The transfer `held` waits for `until`.
+struct LentBench {
+  LentBench(const std::string& held, const std::string& until)
+      : files([this, held, until](FileOperation operation, std::int64_t offset) {
+          if (!armed) return;
+          const std::string what =
+              (operation == FileOperation::read ? "read " : "write ") + std::to_string(offset / tile_bytes);
+          happenings.note(what);
+          if (what == held && !happenings.await(until)) late = true;
+        }),
+        bench(folder.path(), files,
+              {.engine = BlockIoEngine::threads, .block_bytes = 1 << 20, .depth = 8, .hook = {}}),
+        region(bench.region(10 * 512, 512, {8})) {
+    tile_bytes = region.bytes_of(0);
+    bench.swap.create();
+    ring.emplace(detail::TileRingOptions{.buffers = 1, .buffer_bytes = tile_bytes}, bench.swap,
+                 bench.io.get(), bench.host);
+    for (int i = 0; i < 4; ++i) memory.emplace_back(bench.host, tile_bytes, Category::gradients, "owned");
+    pass(bench, *ring, region, false, [](std::int64_t, std::int64_t i) { return i; });
+    bench.stream->synchronize();
+    armed = true;
+  }
+  std::vector<detail::LentMemory> lent() const {
+    std::vector<detail::LentMemory> result;
+    for (const detail::AlignedBuffer& buffer : memory) result.push_back({buffer.data(), buffer.bytes(), 0});
+    return result;
+  }
+
+  const TestFolder folder;
+  Happenings happenings;
+  std::atomic<std::int64_t> tile_bytes{1};
+  std::atomic<bool> armed{false}, late{false};
+  WatchedFileSystem files;
+  TileBench bench;
+  TileRegion region;
+  std::optional<TileRing> ring;
+  std::vector<detail::AlignedBuffer> memory;
+};
+
+// While the last write from the ring's buffer is under way, the tiles in lent memory are read and updated.
+// The last of them is written first, because its owner wants it back first.
+TEST(TileRingOverlap, LentMemoryIsWrittenLastAndFromItsEnd) {
+  LentBench lends("write 5", "left 9");
+  lends.ring->begin(tiles_of(lends.region), true, lends.lent());
+  for (int tile = 0; tile < 10; ++tile) {
+    (void)lends.ring->open(*lends.bench.stream);
+    lends.ring->close(*lends.bench.stream, true);
+    lends.bench.stream->enqueue("note", [&, tile] { lends.happenings.note("left " + std::to_string(tile)); });
+  }
+  (void)lends.ring->end(*lends.bench.stream);
+  lends.bench.stream->synchronize();
+  EXPECT_FALSE(lends.late) << "a tile in lent memory waited for a write";
+  EXPECT_THAT(lends.happenings.seen("write"),
+              ::testing::ElementsAre("write 0", "write 1", "write 2", "write 3", "write 4", "write 5",
+                                     "write 9", "write 8", "write 7", "write 6"));
+}
+
+TEST(TileRingOverlap, LentMemoryIsNotWrittenBeforeTheLastRead) {
+  LentBench lends("read 8", "left 7");
+  pass(
+      lends.bench, *lends.ring, lends.region, true,
+      [&](std::int64_t value, std::int64_t i) {
+        if (i == 8 * 512 - 1) lends.happenings.note("left 7");
+        return value;
+      },
+      true, lends.lent());
+  lends.bench.stream->synchronize();
+  EXPECT_FALSE(lends.late);
+  const std::vector<std::string> all = lends.happenings.seen("");
+  const auto at = [&](const char* what) { return std::find(all.begin(), all.end(), what) - all.begin(); };
+  for (const char* write : {"write 6", "write 7", "write 8", "write 9"}) {
+    EXPECT_LT(at("read 9"), at(write)) << write;
+    EXPECT_LT(at(write), std::ssize(all));
+  }
+}
+
+// The next pass, which cannot read all of its tiles before these writes have ended, does not hold them up.
+TEST(TileRingOverlap, LentMemoryIsGivenBackWhileTheNextPassReads) {
+  LentBench lends("write 0", "second pass");
+  const auto keep = [](std::int64_t value, std::int64_t) { return value; };
+  const std::vector<Event> given_back =
+      pass(lends.bench, *lends.ring, lends.region, true, keep, true, lends.lent());
+  lends.bench.stream->enqueue("note", [&] { lends.happenings.note("given back"); });
+  lends.ring->begin(tiles_of(lends.region), true, lends.lent());
+  lends.happenings.note("second pass");
+  EXPECT_TRUE(lends.happenings.await("given back"));
+  lends.ring->abandon();
+  EXPECT_FALSE(lends.late);
 }
 
 // begin() alone starts reading; nothing has been issued to the stream.

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "device/work_recorder.h"
+#include "offload/aligned_buffer.h"
 #include "tests/core/error_text.h"
 #include "tests/core/rounds.h"
 #include "tests/offload/faulty_file_system.h"
@@ -102,6 +103,67 @@ TEST_P(TileRingTest, ManyTilesManyPasses) {
   EXPECT_EQ(statistics.written_bytes, 6 * bytes);
   EXPECT_EQ(statistics.direct_bytes, bench.swap.file().direct() ? 13 * bytes : 0);
   EXPECT_EQ(statistics.registered_bytes, GetParam().engine == BlockIoEngine::uring ? 13 * bytes : 0);
+}
+
+// The owner of lent memory writes into it until the tile that it is lent after, and as soon as it is given
+// back.
+TEST_P(TileRingTest, LentMemoryIsUsedBetweenItsOwnersUses) {
+  TileBench bench(folder_.path(), posix_file_system(), io_);
+  const TileRegion region = bench.region(20'001, 1000, {8});
+  bench.swap.create();
+  TileRing ring = bench.ring(GetParam().buffers, region.bytes_of(0));
+  pass(bench, ring, region, false, [](std::int64_t, std::int64_t i) { return 3 * i; });
+  std::vector<detail::AlignedBuffer> owned;
+  for (int i = 0; i < 12; ++i)
+    owned.emplace_back(bench.host, region.bytes_of(0), Category::gradients, "owned");
+  const auto use = [&](std::size_t place, int mark) {
+    std::memset(owned[place].data(), mark, static_cast<std::size_t>(owned[place].bytes()));
+  };
+  std::int64_t added = 0;
+  std::atomic<int> wrong{0};
+  for (const std::size_t count : {12, 1, 0, 7, 12, 12}) {
+    std::vector<detail::LentMemory> lent;
+    // Twelve are lent one tile before their own, some of them after tiles that lie in lent memory too.
+    const auto after = [count](std::size_t i) { return count == 12 ? i + 8 : i / 2; };
+    for (std::size_t i = 0; i < count; ++i) lent.push_back({owned[i].data(), owned[i].bytes(), after(i)});
+    const std::vector<Event> given_back = pass(
+        bench, ring, region, true,
+        [&, after, count, added](std::int64_t value, std::int64_t i) {
+          for (std::size_t place = 0; i % 1000 == 999 && place < count; ++place) {
+            if (after(place) == static_cast<std::size_t>(i / 1000)) use(place, 0x55);
+          }
+          wrong += value != 3 * i + added;
+          return value + 1;
+        },
+        true, std::move(lent));
+    ++added;
+    ASSERT_EQ(given_back.size(), count);
+    for (std::size_t i = count; i-- > 0;) {
+      given_back[i].wait();
+      use(i, 0xaa);
+    }
+  }
+  bench.stream->synchronize();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(ring.counts().bytes_read, 6 * region.bytes());
+  EXPECT_EQ(ring.counts().bytes_written, 7 * region.bytes());
+}
+
+TEST(TileRing, MemoryThatCannotBeLentIsRefused) {
+  const TestFolder folder;
+  TileBench bench(folder.path(), posix_file_system(), {});
+  const TileRegion region = bench.region(3000, 1000, {8});
+  bench.swap.create();
+  TileRing ring = bench.ring(2, region.bytes_of(0));
+  detail::AlignedBuffer memory(bench.host, region.bytes_of(0), Category::gradients, "owned");
+  const auto text_of = [&](const std::vector<detail::LentMemory>& lent) {
+    return message_of<InvalidArgument>([&] { ring.begin(tiles_of(region), true, lent); });
+  };
+  const detail::LentMemory good{memory.data(), memory.bytes(), 0};
+  EXPECT_THAT(text_of({good, good, good, good}), HasSubstr("more memory is lent than there are tiles"));
+  EXPECT_THAT(text_of({{memory.data(), memory.bytes(), 2}}),
+              HasSubstr("memory of tile 2 is lent after tile 2"));
+  EXPECT_THAT(text_of({{memory.data(), 4096, 0}}), HasSubstr("do not fit buffers of 4096 B"));
 }
 
 // Compares any regions, with tiles in any order, some written and some not, with plain arrays.

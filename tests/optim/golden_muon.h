@@ -6,10 +6,10 @@
 namespace tranche::test {
 
 // clang-format off
-/// Of both matrices, one behind the other, after 20 steps at a rate of 0.01.
+/// The elements of both matrices, one after the other, after 20 steps at a rate of 0.01.
 struct GoldenMuon {
   const char* name;
-  std::vector<float> weights, momentum, orthogonalized;  // the last is what went to the iterations
+  std::vector<float> weights, momentum, orthogonalized;  // `orthogonalized`: input of the iterations
 };
 inline const std::vector<GoldenMuon>& golden_muon() {
   static const std::vector<GoldenMuon> all = {

@@ -20,7 +20,7 @@
 namespace tranche::pipeline {
 namespace {
 
-/// Points of a step, and the points for which each waits.
+/// A graph of the points of a step. An edge leads from a point to each point for which it waits.
 class Waits {
  public:
   int point() {

@@ -314,7 +314,7 @@ TEST(PipelineInference, AnErrorOnOneStageEndsAllAndIsNamed) {
       throw;
     }
   });
-  // The failure may reach a peer before the call preceding the one that waits for it has returned there.
+  // A peer may receive the failure in either broadcast: of the stop, or of the token before it.
   EXPECT_THAT(of_token[0], HasSubstr("told to fail"));
   for (std::size_t rank = 1; rank < 4; ++rank) {
     EXPECT_THAT(of_token[rank], AnyOf(HasSubstr("broadcast of unit stops in generation: rank 0 failed: "),

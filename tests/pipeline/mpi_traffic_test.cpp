@@ -91,7 +91,7 @@ Drawn draw_cut(std::uint64_t number, int ranks) {
   config.train_batch_size = 0;
   config.micro_batch_size = 1 + static_cast<std::int64_t>(pick(3));
   config.accumulation_steps = 1 + static_cast<std::int64_t>(pick(3));
-  config.stage = static_cast<int>(number % 4);  // all equally often
+  config.stage = static_cast<int>(number % 4);  // every stage equally often
   config.reduction = pick(2) == 0 ? ReductionPolicy::boundary : ReductionPolicy::micro_batch;
   config.gather_for = pick(3) == 0 ? GatherFor::step : GatherFor::use;
   config.gradient_clipping = 0.5;
@@ -157,7 +157,7 @@ Drawn draw(std::uint64_t number, int ranks) {
   config.train_batch_size = 0;
   config.micro_batch_size = 1 + static_cast<std::int64_t>(pick(2));
   config.accumulation_steps = 1 + static_cast<std::int64_t>(pick(4));
-  config.stage = static_cast<int>(number % 4);  // all equally often
+  config.stage = static_cast<int>(number % 4);  // every stage equally often
   config.reduction = pick(2) == 0 ? ReductionPolicy::boundary : ReductionPolicy::micro_batch;
   config.gather_for = pick(3) == 0 ? GatherFor::step : GatherFor::use;
   config.precision.compute = config.precision.communication =
@@ -424,7 +424,7 @@ TEST(MpiTraffic, AlongEachAxisOfDrawnMeshesIsTheFormula) {
   for (const std::uint64_t number : test::rounds(cases)) expect_what_mpi_sends(number, draw(number, ranks));
 }
 
-// 40 more, which cut layers.
+// 40 more meshes, which cut layers.
 TEST(MpiTraffic, AlongTheAxisTensorOfDrawnMeshesIsTheFormula) {
   const int ranks = test::world().size();
   const std::uint64_t count = ranks == 3 ? 4 : 12, first = static_cast<std::uint64_t>(ranks) * 100;
@@ -457,7 +457,7 @@ TEST(MpiTraffic, AlongTheAxisTensorOfDrawnMeshesIsTheFormula) {
   }
 }
 
-// 20 more, which cut sequences.
+// 20 more meshes, which cut sequences.
 TEST(MpiTraffic, AlongTheAxisContextOfDrawnMeshesIsTheFormula) {
   const int ranks = test::world().size();
   const std::uint64_t count = ranks == 3 ? 2 : 6, first = static_cast<std::uint64_t>(ranks) * 100;

@@ -118,7 +118,8 @@ void expect_equal_searches(MeshSearchRequest request, const std::vector<double>&
     EXPECT_EQ(pruned.counts.all, whole.counts.all);
     EXPECT_EQ(sum_of(pruned.counts), pruned.counts.all);
     if (!pruned.fits || settings_of(pruned.chosen) != settings_of(*expected)) {
-      // A whole step may take more than the trial of a few micro-batches: then only a search knows.
+      // A whole step may need more memory than the trial of a few micro-batches. Then only the exhaustive
+      // search tells which choice is right.
       request.exhaustive = true;
       const MeshSearchResult exact = search_meshes(request);
       request.exhaustive = false;
@@ -178,7 +179,7 @@ TEST(MeshSearch, ChoosesStage3WhereTheStateDoesNotFit) {
   request.fit.plan.config.accumulation_steps = 1;  // a pipeline would be idle
   request.fit.plan.sequence = 8;                   // so that activations are small
   request.fit.rates.network = 1e11;
-  // State is 16 bytes per parameter, and at most a third of it is left.
+  // The budget is a third of the state of stage 0, which is 16 bytes per parameter.
   request.fit.plan.config.stage = 0;
   request.fit.budget = plan_run(request.fit.plan).tier(Tier::device).persistent.total() / 3;
   const MeshSearchResult result = search_meshes(request);

@@ -51,7 +51,7 @@ TEST(OffloadCost, LinkAlone) {
   EXPECT_DOUBLE_EQ(cost.compute, 40 * 3 * blocks * block_operations);
   EXPECT_EQ(cost.bytes.to_host, 4 * 11000);
   EXPECT_EQ(cost.bytes.from_host, 2 * 11000);
-  // With half of the tokens nine blocks' forwards and backwards are too short by half.
+  // With half of the tokens the forward and backward of each of nine blocks hide only half of its transfer.
   const OffloadCost half = offload_cost(schedule(), configuration(OffloadTier::cpu), 10, slow_link());
   EXPECT_NEAR(half.exposed, cost.least_exposed + 9 * (1000 + 2000), 1);
 }
@@ -91,10 +91,10 @@ TEST(OffloadCost, TheBackwardPassHidesUpdatesAsReduced) {
   EXPECT_NEAR(early.exposed, 2000, 1)
       << "of the embedding and the first block, complete last and wanted first";
   EXPECT_NEAR(early.least_exposed, 2000, 1);
-  // 11 updates behind a step's one gradient that matters: backward and the next forward hide all they can.
+  // With one token the passes hide 200 s for each of nine blocks. The rest of the 11 updates is exposed.
   EXPECT_NEAR(offload_cost(schedule(), config, 1, slow_update).exposed, 11000 - 200 * 9, 1);
 
-  // The disk reads and writes 24 bytes an element, 1000 s a unit too.
+  // The disk reads and writes 24 bytes an element, which also takes 1000 s a unit.
   const CostModel slow_disk{1e30, 1, 1e30, 24, 1e30};
   config.offload.optimizer = OffloadTier::nvme;
   EXPECT_NEAR(offload_cost(schedule(), config, 6, slow_disk).exposed, 2000, 1);
@@ -104,7 +104,8 @@ TEST(OffloadCost, WhatStaysOnTheDeviceWaitsForNothing) {
   OffloadSchedule model = schedule();
   model.units[0].moves = model.units[1].moves = false;
   const OffloadCost cost = offload_cost(model, configuration(OffloadTier::cpu), 1e6, slow_link());
-  // The first block's forward and backward hide even the ends.
+  // The embedding and the first block stay on the device, and the passes of the first block hide the
+  // transfers of the second.
   EXPECT_NEAR(cost.exposed, 0, 1e-6);
   EXPECT_EQ(cost.bytes.to_host, 4 * 9000);
 }

@@ -189,8 +189,8 @@ TEST(StepGraph, MessagesTakeTheTimeOfTheLink) {
   };
   // One micro-batch passes through both stages, with one message in each direction.
   EXPECT_NEAR(length("1f1b", 1, 5), 6 + 2 * 5, 1e-6);
-  // A receive is posted when the stage needs it. So with AFAB the second stage waits for each message, and
-  // the first one for each message back.
+  // A receive is posted when the stage needs the message. So with AFAB the second stage waits for each
+  // residual, and the first stage for each gradient.
   for (const std::int64_t m : {2, 6}) {
     EXPECT_NEAR(length("afab", m, 0.5), 3.0 * static_cast<double>(m + 1) + 2 * 0.5 * static_cast<double>(m),
                 1e-5);
@@ -300,7 +300,7 @@ TEST(ProjectedPipeline, StagesOnSeveralNodesSendThroughTheNetwork) {
   EXPECT_GT(exposed({1e18, 1}) - exposed({1e18, 0}), 4);
   const PlanResult plan = plan_run(request);
   const Projection projection = project({request, machine, LinkRate{1e9, 0}, 0});
-  // Messages, and gradients of the tied table of both ends.
+  // The node sends messages between stages, and gradients of the tied table, which is on both ends.
   EXPECT_GE(projection.node_bytes, static_cast<double>(plan.data.at("send").bytes));
 }
 

@@ -24,7 +24,7 @@
 namespace tranche::planner {
 namespace {
 
-using namespace tools;  // whose program runs what is planned
+using namespace tools;  // for the program, which runs what is planned
 
 using nlohmann::json;
 
@@ -248,8 +248,8 @@ void expect_plan_is_measured(std::uint64_t number, const PlanRequest& request, c
   EXPECT_EQ(plan.offload_bytes.from_host, run.offload.from_host) << line;
   EXPECT_EQ(plan.offload_bytes.nvme_read, run.offload.nvme_read) << line;
   EXPECT_EQ(plan.offload_bytes.nvme_written, run.offload.nvme_written) << line;
-  // A plan's seconds are for the same bytes. The disk's bytes are rounded up, tensor by tensor and tile by
-  // tile; seconds are for the whole sequence and leave out messages of matrices.
+  // The plan computes its seconds from the same bytes as the run. Exceptions: the disk's bytes are rounded up
+  // for each tensor and tile, and the seconds are for the whole sequence, without messages of matrices.
   if (request.lengths.empty() && !whole) {
     EXPECT_EQ(plan.offload.bytes.to_host, run.offload.to_host) << line;
     EXPECT_EQ(plan.offload.bytes.from_host, run.offload.from_host) << line;
@@ -449,7 +449,7 @@ PlanRequest draw_sequences(std::uint64_t number) {
       request.lengths.push_back(1 + pick(static_cast<std::uint32_t>(request.sequence)));
     }
   }
-  // Padding in some; the longest is no longer than the table of positions.
+  // Some sequences need padding. The longest has no more tokens than the table of positions.
   if (request.sequence > 2 * context && pick(2) == 0)
     request.sequence -= 1 + pick(2 * static_cast<std::uint32_t>(context) - 1);
   for (std::int64_t& length : request.lengths) length = std::min(length, request.sequence);
@@ -755,7 +755,7 @@ TEST(PlanOfTheProgram, EqualsTheReport) {
        "--nvme-path", folder.path(""), "--host-state", "0"},
       {"--stage", "3", "--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path",
        folder.path(""), "--host-state", "200000"},
-      // All of it fits in free memory.
+      // With these flags all state fits into free memory.
       {"--stage", "3", "--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path",
        folder.path("")},
       {"--offload-optimizer", "nvme", "--nvme-path", folder.path(""), "--host-memory", "1MiB"}};

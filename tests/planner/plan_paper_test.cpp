@@ -80,7 +80,7 @@ TEST(ZeroPaper, Table1) {
 }
 
 /// The peak of this process's memory so far, in KiB.
-[[maybe_unused]] std::int64_t peak_resident() {  // sanitizers hold their own
+[[maybe_unused]] std::int64_t peak_resident() {  // unused under sanitizers, which hold memory of their own
   std::ifstream status("/proc/self/status");
   for (std::string word; status >> word;) {
     std::int64_t value = 0;

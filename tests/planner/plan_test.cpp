@@ -16,7 +16,7 @@
 namespace tranche::planner {
 namespace {
 
-using namespace tools;  // whose program runs what is planned
+using namespace tools;  // for the program, which runs what is planned
 
 using nlohmann::json;
 using testing::AllOf;

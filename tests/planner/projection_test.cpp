@@ -20,7 +20,7 @@ namespace {
 using detail::RecordedWork;
 using detail::WorkKind;
 using detail::WorkRecorder;
-using namespace tools;  // whose program runs what is planned
+using namespace tools;  // for the program, which runs what is planned
 
 using nlohmann::json;
 using testing::AllOf;
@@ -120,7 +120,7 @@ TEST(RecordedSteps, WithoutOverlapTheHostWaitsForEveryCollective) {
   for (int i = begin; i < static_cast<int>(recorder->work().size()); ++i) {
     if (recorder->work()[static_cast<std::size_t>(i)].kind != WorkKind::collective) continue;
     ++collectives;
-    // All work that is issued next, on any lane, follows it.
+    // The work that is issued after the collective, on any lane, waits for it.
     ASSERT_LT(i + 1, static_cast<int>(recorder->work().size()));
     EXPECT_TRUE(behind(*recorder, i + 2, i)) << recorder->work()[static_cast<std::size_t>(i)].name;
   }
@@ -235,7 +235,7 @@ TEST(Projected, StepsHaveTheNodesAndTheNetworkOfTheRequest) {
   Machine machine = machine_of(1e-4);
   machine.network = LinkRate{1e18, 5e-3};
   const auto exposed = [&](int ranks_per_node, const std::optional<LinkRate>& network) {
-    PlanRequest request = request_of(4, 3, false);  // nothing is hidden
+    PlanRequest request = request_of(4, 3, false);  // without overlap, so that no communication is hidden
     request.ranks_per_node = ranks_per_node;
     const StepBreakdown step = project({request, machine, network, 0}).step;
     return step.exposed_gather + step.exposed_reduce;
@@ -277,8 +277,8 @@ TEST(Projected, NodesSendWhatThePlanCountsButGathersOnce) {
 }
 
 TEST(Projected, NodesSendTheInt8GradientsThatARunSends) {
-  // Four ranks on two nodes. In stage 1 gathered data is not in blocks, and crosses once for all ranks of a
-  // node.
+  // Four ranks on two nodes. In stage 1 only gradients are sent as int8 blocks. Weights are gathered
+  // unquantized, and cross the network once for all ranks of a node.
   PlanRequest request = request_of(4, 1, false);
   request.ranks_per_node = 2;
   request.config.quantized_gradients = true;
@@ -324,7 +324,7 @@ TEST(Projected, CopiesInANodeEachGatherInsideOfIt) {
   // At stage 3 only the sums over the two replicas cross the network.
   Machine machine = machine_of(1e-4);
   const auto exposed = [&](const char* mesh) {
-    PlanRequest request = request_of(4, 3, false);  // nothing is hidden
+    PlanRequest request = request_of(4, 3, false);  // without overlap, so that no communication is hidden
     request.ranks_per_node = 2;
     request.config.mesh = mesh;
     const StepBreakdown step = project({request, machine, LinkRate{1e18, 5e-3}, 0}).step;
@@ -353,7 +353,8 @@ TEST(Projected, LayersWaitForTheRowsOfTheAxisTensor) {
   const Projection cut = projected(request, machine_of(message));
   request.ranks = 1;
   request.config = parse_config(R"({"train_batch_size": 2})", 1);
-  const Projection one = project({request, machine_of(message), std::nullopt, 2});  // with as many cores
+  const Projection one =
+      project({request, machine_of(message), std::nullopt, 2});  // on two cores, as the two ranks together
   EXPECT_LT(cut.step.compute, 0.9 * one.step.compute) << "rows that all ranks need are not divided";
   EXPECT_GT(cut.step.compute, 0.4 * one.step.compute);
   // 10 messages for each of four blocks, 2 for the embedding, and 3 for the head with its statistics. Whole
@@ -551,7 +552,8 @@ TEST(Calibrate, MeasuresThisMachineForAPlan) {
   ASSERT_EQ(machine.shares.size(), 1u);
   EXPECT_GT(machine.shares[0].products.size(), 5u);
   EXPECT_GT(machine.shares[0].kernels.size(), 10u);
-  // This holds for every plan: the probing steps are those of one rank with its states on the device.
+  // The measured kernels must suffice for all plans below, although they were measured in steps of one rank
+  // with its state on the device.
   for (const char* operation : {"all_gather", "reduce_scatter", "all_reduce", "broadcast"}) {
     machine.collectives.push_back({operation, 2, 4, 1, {{{4096, 1e-5}, {1 << 20, 1e-3}}}});
   }

@@ -47,7 +47,7 @@ TEST(Simulation, OnlyTheWorstResourceSlows) {
   const auto spans =
       simulate({task(0, 1, {}, {{0, 1}, {1, 1}}), task(1, 1, {}, {{0, 1}}), task(2, 1, {}, {{1, 3}})},
                {true, true, true}, {1.0, 1.0});
-  EXPECT_DOUBLE_EQ(spans[1].end, 2);  // together with the first only
+  EXPECT_DOUBLE_EQ(spans[1].end, 2);  // it shares a resource only with the first task
   EXPECT_DOUBLE_EQ(spans[2].end, 4);  // 4 times slower while both run
   EXPECT_DOUBLE_EQ(spans[0].end, 4);
 }

@@ -57,7 +57,7 @@ class CheckNames(unittest.TestCase):
                            ("template <typename T>\nT largest(const std::vector<T>& all) {\n  return all[0];\n}", "largest()"),
                            ("[[noreturn]] void fail(const std::string& what = \"(\") {\n}", "fail()")):
             self.clash(anonymous(text), anonymous(text), name)
-            self.clash(anonymous(text), anonymous(text), name, units=(("a.cpp",), ("b.cpp",)))  # the next source may bring them together
+            self.clash(anonymous(text), anonymous(text), name, units=(("a.cpp",), ("b.cpp",)))  # another added source may put both into one unit
         static = "\n\n\n\n\nnamespace tranche {\nstatic int twice(int number) {\n  return number;\n}\n}\n"
         self.clash(static, static, "twice()")
         self.clash(anonymous("int twice(int number) {\n}"), anonymous("int twice(const int n) {\n}".replace("const ", "")), "twice()")

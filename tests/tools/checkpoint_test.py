@@ -338,7 +338,7 @@ def suite_stop():
     stopped("int", lambda job: os.kill(job.process.pid, signal.SIGINT), "by SIGINT", 0, 0)
     stopped("int2", lambda job: os.kill(job.ranks[0], signal.SIGINT), "by SIGINT", 2)
 
-    # In a hang nothing polls for the first signal; the second ends it.
+    # A rank hangs, so no step notices the first signal; the second signal ends the process.
     job = Job(["--steps", "1000000", "--log-every", "1", "--checkpoint-dir", path("hangs"), "--debug-hang", "0:4"], 0)
     job.wait_for("step       3/1000000")
     os.kill(job.process.pid, signal.SIGINT)

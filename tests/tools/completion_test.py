@@ -63,7 +63,7 @@ class Terminal:
         self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, cwd=FOLDER.name, env=environment, start_new_session=True)
         os.close(slave)
         self.count = 0
-        # A prompt stands where the shell's own editor of lines has begun, which what is typed is for.
+        # The prompt appears only when the shell's line editor is ready for input.
         self.type(f"{setup}; PS1=READY''_\n")
         self.read_until("READY_")
 
@@ -80,7 +80,7 @@ class Terminal:
 
     def ask(self, line):
         self.count += 1
-        self.type(f"{line}{self.insert}\x01show{self.count} \x05\n")  # to the line's begin; to its end
+        self.type(f"{line}{self.insert}\x01show{self.count} \x05\n")  # moves to the line's beginning and types, then to its end
         return re.findall("<([^>]*)>", self.read_until(f"BEGIN{self.count}_(.*)END{self.count}_.*READY_").group(1))
 
     def close(self):
@@ -105,7 +105,7 @@ def check_terminal(shell, terminal, lines):
         answer = terminal.ask(line)
         if answer[:given] != words[:given]:
             failures.append(f"{shell}: '{line}' became {answer}")
-        # What nothing is proposed for stays as it is.
+        # Words for which nothing is proposed stay unchanged.
         compare(shell, line, [word for word in answer[given:] if word], expected)
     terminal.close()
 

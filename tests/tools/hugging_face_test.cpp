@@ -456,7 +456,7 @@ TEST_F(HuggingFace, FoldersThatAreNone) {
   EXPECT_THAT(refused(source, 2), HasSubstr("there is no config.json in " + source));
   folder_.write("hf/config.json", R"({"model_type": "bert"})");
   EXPECT_THAT(refused(source, 2), AllOf(HasSubstr("hf/config.json: model_type is"), HasSubstr("bert")));
-  // A file is read like its folder.
+  // The path of a file in the folder is refused like the folder.
   EXPECT_THAT(refused(source + "/model.safetensors", 2), HasSubstr("hf/config.json: model_type is"));
   // With --model the folder's own configuration does not matter.
   const std::string config = folder_.write("config.json", test::tiny_gpt().to_json());

@@ -133,7 +133,7 @@ def suite_files():
     try:
         os.mknod(device, stat.S_IFCHR | 0o600, os.makedev(1, 3))
     except PermissionError:
-        device = None if os.geteuid() == 0 else "/dev/null"  # the system's own only if it could not be replaced
+        device = None if os.geteuid() == 0 else "/dev/null"  # use the system's device only if this user cannot replace it
     if device:
         done = run(TINY + ["--report", device])
         check(stat.S_ISCHR(os.stat(device).st_mode), "a device stays one", ["--report", device], done)

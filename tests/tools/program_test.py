@@ -614,8 +614,8 @@ def suite_any_ranks():
 
 
 def killed_behind(arguments, ranks, checkpoints, step):
-    """A run in which a rank is killed once a checkpoint of `step` or a later one exists. It would hang some steps later, so it cannot end
-    before it is killed."""
+    """Runs a training, and kills one of its ranks once there is a checkpoint of `step` or of a later one. The training is made to hang some
+    steps later, so it cannot end before the kill."""
     out = path("killed.out")
     arguments = arguments + ["--debug-hang", f"0:{step + 5}"]
     with open(out, "wb") as file:

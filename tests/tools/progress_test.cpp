@@ -183,7 +183,8 @@ TEST(Progress, InAFileItLogsAtIntervals) {
   options.log_every = 4;
   Shown shown(options);
   for (int i = 1; i <= 10; ++i) shown.progress.step(step(i), 0.5 * i);
-  EXPECT_EQ(std::count(shown.text.begin(), shown.text.end(), '\n'), 4) << shown.text;  // 1, 4, 8, 10
+  EXPECT_EQ(std::count(shown.text.begin(), shown.text.end(), '\n'), 4)
+      << shown.text;  // lines of steps 1, 4, 8 and 10
   EXPECT_THAT(shown.text, AllOf(HasSubstr("step  8/10"), Not(HasSubstr("step  5/10"))));
 }
 

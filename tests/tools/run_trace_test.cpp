@@ -52,7 +52,7 @@ TEST(RunTrace, HasAllRanksOnOneClock) {
     const double now = seconds_now();
     happened[static_cast<std::size_t>(rank)] = now;
     trace.span("t", "it happened", clock_of(rank, now, origin), clock_of(rank, now, origin));
-    if (rank == 3) trace.span("t", std::string(2 << 20, 'x'), 0, 1);  // more than one message takes
+    if (rank == 3) trace.span("t", std::string(2 << 20, 'x'), 0, 1);  // needs more than one message
     const std::string said = whole.save(path);
     EXPECT_EQ(said.empty(), rank != 0);
     if (rank == 0) line = said;

@@ -235,7 +235,8 @@ TEST(ScaleResults, EfficiencyIsWithinRepeatsAndNotClaimedForSharedCores) {
   EXPECT_EQ(two.plan.stage, 0);
   ASSERT_TRUE(one.efficiency && two.efficiency && two_3.efficiency);
   EXPECT_DOUBLE_EQ(one.efficiency->middle, 1);
-  // Across repeats it would be 0.45 to 1.8.
+  // Efficiencies are formed within a repeat. If rates of different repeats were compared, it would be 0.45 to
+  // 1.8.
   EXPECT_DOUBLE_EQ(two.efficiency->low, 0.9);
   EXPECT_DOUBLE_EQ(two.efficiency->high, 0.9);
   EXPECT_DOUBLE_EQ(two_3.efficiency->middle, 0.75);

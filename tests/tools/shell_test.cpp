@@ -100,7 +100,7 @@ TEST(Shell, EveryFlagOfEveryCommandIsInThePagesAndCompletions) {
           << where;
     }
   }
-  EXPECT_GT(commands.size(), 18u);  // the help was understood
+  EXPECT_GT(commands.size(), 18u);  // all commands of the help were found
   EXPECT_GT(flags, 200u);
 }
 
@@ -111,7 +111,7 @@ TEST(Shell, PagesHaveTheTextsOfTheHelp) {
               HasSubstr(".SS ZeRO and offload\n.TP\n\\fB\\-\\-stage\\fR \\fI0|1|2|3\\fR\nZeRO stage\n"));
   EXPECT_THAT(page, HasSubstr("preset or Hugging Face config.json [gpt\\-mini]"));
   EXPECT_THAT(page, HasSubstr(".SH EXAMPLES\n.EX\n  tranche train \\-\\-data my.txt"));
-  EXPECT_THAT(page, HasSubstr("\\e\n"));  // a command that goes on in the next line
+  EXPECT_THAT(page, HasSubstr("\\e\n"));  // a command that continues on the next line
   EXPECT_THAT(page, Not(HasSubstr("debug\\-fail")));
   const std::string whole = text_of({"man"});
   EXPECT_THAT(whole, HasSubstr(".SH EXIT STATUS\n.EX\n  0 success"));

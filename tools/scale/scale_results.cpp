@@ -163,7 +163,7 @@ std::int64_t formula_state(const planner::PlanResult& plan, const Config& config
   const double master = !has_master ? 0 : config.precision.master == MasterFormat::split ? 2 : 4;
   double bytes = 0;
   for (const planner::PlacedState& placed : plan.placed) {
-    const int owners = placed.group * replicas;  // of gradients and optimizer state
+    const int owners = placed.group * replicas;  // the ranks that share gradients and optimizer state
     const bool shards_weights = config.stage == 3 && placed.holders == 1;
     double each = shards_weights ? static_cast<double>(compute) / placed.group : compute;
     if (!placed.frozen) {

@@ -194,7 +194,7 @@ _tranche_propose() {
 }
 )";
 
-/// The text of a specification of _arguments, without what it gives a meaning to.
+/// Escapes the characters that have a meaning in a specification of zsh's _arguments.
 std::string zsh_text(const std::string& text) {
   std::string escaped;
   for (const char c : text) {

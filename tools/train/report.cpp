@@ -214,7 +214,7 @@ void Report::write() {
   Impl::Kept& kept = *impl_->kept;
   while (!kept.open_steps.empty()) kept.close_step();
   std::string text = dumped(impl_->document);
-  text.resize(text.size() - 2);  // without the end of the object
+  text.resize(text.size() - 2);  // without the object's closing brace
   detail::OutputFile file(kept.path);
   file.write(text);
   kept.checkpoints.write(file, "checkpoints");

@@ -32,7 +32,8 @@ struct OffloadConfig {
   /// `tranche.host_state`: bytes of host memory for state that is requested on nvme; it stays there as far as
   /// it fits. -1: auto, which programs replace by what is free; an engine takes it as 0.
   std::int64_t host_state = -1;
-  std::string host_state_reason;  ///< the source of the number, in words for the start; no key
+  std::string host_state_reason;  ///< where the number comes from, as words for the start table; there is no
+                                  ///< key for it
   /// `offload_param.max_in_cpu`: the most elements of weights that stay in host memory this way.
   std::int64_t most_weights_in_host = std::numeric_limits<std::int64_t>::max();
   bool any() const {

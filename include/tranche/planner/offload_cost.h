@@ -34,9 +34,10 @@ struct OffloadUnit {
   std::int64_t shard = 0;     ///< elements that a gather copies from host memory or nvme
   std::int64_t gathered = 0;  ///< elements of the whole unit
   bool moves = false;         ///< true if the optimizer state is not on the device
-  std::int64_t whole = 0;  ///< elements of `kept` whose weights are whole on the device, wherever others live
-  std::int64_t stays = 0;  ///< elements in other buffers of a unit that moves: the device updates them, and
-                           ///< their weights live elsewhere
+  std::int64_t whole = 0;  ///< elements of `kept` whose weights stay whole on the device, wherever the other
+                           ///< weights are
+  std::int64_t stays = 0;  ///< elements in buffers that do not move, of a unit that moves: the device updates
+                           ///< them, and then sends their weights to the host or to nvme
   // Elements that stay in host memory though they are requested on nvme (tranche.host_state): of `kept` the
   // state, of `shard` the weights, and of the weights that the rank updates.
   std::int64_t state_in_host = 0, shard_in_host = 0, updated_in_host = 0;
@@ -64,7 +65,7 @@ struct OffloadSchedule {
 
 /// Seconds of one step on one rank.
 struct OffloadCost {
-  OffloadSeconds busy;           ///< each link and the disk by themselves
+  OffloadSeconds busy;           ///< busy time of each link and of the disk
   OffloadTraffic bytes;          ///< bytes that they transfer, without the disk's padding
   double compute = 0;            ///< includes recomputation
   double exposed = 0;            ///< seconds in which compute and the step boundary wait for transfers and

@@ -95,7 +95,7 @@ TEST(Lower, NoChunkComputesWithoutItsWeights) {
           const PipelineSchedule gathered = with_gathers(with_messages(schedule), capacity);
           check_gathers(gathered, static_cast<std::size_t>(capacity));
           EXPECT_EQ(with_gathers(gathered, capacity), gathered);
-          EXPECT_GE(gathers_of(gathered), fewest);  // less capacity never saves a gather
+          EXPECT_GE(gathers_of(gathered), fewest);  // with less capacity there are at least as many gathers
           fewest = gathers_of(gathered);
           if (capacity == v) {
             EXPECT_EQ(fewest, schedule.chunks());
@@ -114,7 +114,7 @@ TEST(Lower, GathersOfBreadthFirstDoNotGrowWithMicroBatches) {
       EXPECT_EQ(gathers_of(schedule), 4 * (2 * v - 1));
     }
   }
-  // interleaved gathers repeatedly.
+  // In the schedule "interleaved" a rank gathers its chunks repeatedly.
   const auto by_rank = [](int m) {
     std::vector<std::int64_t> gathers;
     for (const std::vector<Action>& line : with_gathers(generate("interleaved", 4, m, 2), 1).ranks)
