@@ -419,10 +419,16 @@ TEST(HostState, AMeshIsRankedByWhatStays) {
     const MeshSearchResult without = search_meshes(search);
     EXPECT_EQ(without.config.offload.host_state, 0) << axes;
     EXPECT_GT(without.chosen.seconds, result.chosen.seconds) << axes;
-    // Every configuration planned, as the one that bounds leave.
+    // None of all configurations is faster, but for nanoseconds of the disk that one with more to compute may
+    // hide: the search tries those only where the simpler one does not fit.
     search.fit.plan.config.offload.host_state = -1;
     search.exhaustive = true;
-    EXPECT_DOUBLE_EQ(search_meshes(search).chosen.seconds, result.chosen.seconds) << axes;
+    EXPECT_NEAR(search_meshes(search).chosen.seconds, result.chosen.seconds, 1e-6 * result.chosen.seconds)
+        << axes;
+    search.exhaustive = false;
+    search.fit.plan.host_memory = limit(std::int64_t{1} << 30);
+    EXPECT_LT(search_meshes(search).chosen.trial.cost.offload, 0.25 * without.chosen.trial.cost.offload)
+        << axes << ": all of a stage's state stays";
     for (const MeshTrial& one : result.planned) {
       EXPECT_TRUE(!one.trial.fits || one.seconds >= result.chosen.seconds) << describe(one);
     }
