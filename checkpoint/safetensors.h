@@ -75,6 +75,8 @@ class SafetensorsFolder {
   const std::vector<SafeTensor>& tensors() const noexcept { return tensors_; }
   /// nullptr when there is none.
   const SafeTensor* find(std::string_view name) const;
+  /// A text of the files' "__metadata__" by its key, of the first file that has it; empty when there is none.
+  std::string metadata(const std::string& key) const;
   /// Reads elements of an F32, BF16 or F16 tensor, in `dtype`. Throws CheckpointError for other tensors,
   /// InvalidArgument for ranges outside the tensor.
   void read(const SafeTensor& tensor, detail::ElementRange elements, DataType dtype, void* memory) const;
@@ -91,6 +93,7 @@ class SafetensorsFolder {
   std::vector<std::unique_ptr<detail::File>> open_;
   std::vector<SafeTensor> tensors_;
   std::unordered_map<std::string, std::size_t> names_;
+  std::unordered_map<std::string, std::string> metadata_;
 };
 
 }  // namespace tranche::checkpoint

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "checkpoint/convert.h"
@@ -152,7 +153,13 @@ void SafetensorsFolder::open_file(const std::string& name, const std::string& pa
   std::vector<SafeTensor> found;
   for (const auto& [key, node] :
        detail::JsonNode::read<CheckpointError>(text, path + " (header)").members()) {
-    if (key != "__metadata__") found.push_back(tensor_from(key, node));
+    if (key != "__metadata__") {
+      found.push_back(tensor_from(key, node));
+    } else if (node.json().is_object()) {
+      for (const auto& [entry, value] : node.json().items()) {
+        if (value.is_string()) metadata_.emplace(entry, value.get<std::string>());
+      }
+    }
   }
   const std::int64_t data = 8 + static_cast<std::int64_t>(length);
   check_cover(found, size - data, path);
@@ -193,6 +200,11 @@ void SafetensorsFolder::open_index(const std::string& path) {
 const SafeTensor* SafetensorsFolder::find(std::string_view name) const {
   const auto found = names_.find(std::string(name));
   return found == names_.end() ? nullptr : &tensors_[found->second];
+}
+
+std::string SafetensorsFolder::metadata(const std::string& key) const {
+  const auto found = metadata_.find(key);
+  return found == metadata_.end() ? std::string() : found->second;
 }
 
 void SafetensorsFolder::read(const SafeTensor& tensor, detail::ElementRange elements, DataType dtype,

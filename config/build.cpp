@@ -232,21 +232,27 @@ std::vector<std::string> schedule_notes(const Config& config, std::int64_t steps
   const auto run_of = [](std::int64_t count) {
     return fmt::format("{} step{}", count, count == 1 ? "" : "s");
   };
+  // The schedule ends with total_num_steps, or else with tranche.total_steps, as make_schedule() has it.
+  const std::int64_t end_of_schedule =
+      given("total_num_steps", config.total_steps_hint > 0 ? config.total_steps_hint : steps);
   const auto beyond = [&](const std::string& what, std::int64_t end) {
     if (end > steps) {
       notes.push_back(fmt::format("{} ends with step {}, and the run with step {}", what, end, steps));
     }
   };
   if (type.starts_with("Warmup")) {
-    const std::int64_t warmup = given("warmup_num_steps", 1000), total = given("total_num_steps", steps);
+    const std::int64_t warmup = given("warmup_num_steps", 1000);
+    const std::int64_t total = detail::needs_end(type, values) ? end_of_schedule : steps;
     const std::string rise =
         fmt::format("scheduler.params.warmup_num_steps{}: the warm-up",
                     values.has(detail::key("warmup_num_steps")) ? "" : ", not given, is 1000");
     beyond(rise, warmup);
     if (total != steps) {
-      notes.push_back(
-          fmt::format("scheduler.params.total_num_steps: the schedule is for {}, and the run has {}",
-                      run_of(total), run_of(steps)));
+      notes.push_back(fmt::format("{}: the schedule is for {}, and the run has {}",
+                                  values.has(detail::key("total_num_steps"))
+                                      ? "scheduler.params.total_num_steps"
+                                      : "tranche.total_steps",
+                                  run_of(total), run_of(steps)));
     }
     if (warmup > total && warmup <= steps) {
       notes.push_back(
@@ -262,8 +268,8 @@ std::vector<std::string> schedule_notes(const Config& config, std::int64_t steps
     beyond("scheduler.params.lr_range_test_step_size: the first interval", interval);
   } else if (type == "WSD") {
     const std::int64_t warmup = given("num_warmup_steps", 0), decay = given("num_decay_steps", 0);
-    const std::int64_t total = given("total_num_steps", steps);
-    const std::int64_t stable = given("num_stable_steps", std::max<std::int64_t>(0, total - warmup - decay));
+    const std::int64_t stable =
+        given("num_stable_steps", std::max<std::int64_t>(0, end_of_schedule - warmup - decay));
     const std::int64_t end = warmup + stable + decay;
     beyond("scheduler.params.num_warmup_steps: the warm-up", warmup);
     if (warmup <= steps) beyond("scheduler.params.num_decay_steps: the decay", end);

@@ -82,6 +82,7 @@ std::string suggest_key(std::string_view block, std::string_view name) {
     const std::string path = fmt::format("{}.{}", block, ours);
     if (name == other && find_configuration_key(path) != nullptr) return path;
   }
+  if (block.empty() && name == "learning_rate") return "optimizer.params.lr";
   for (const ConfigKey& key : configuration_keys()) {  // the right name in the wrong block
     const std::size_t dot = key.path.rfind('.');
     const std::string_view last = dot == std::string_view::npos ? key.path : key.path.substr(dot + 1);

@@ -177,7 +177,7 @@ class Walker {
     if (block.empty() && !strict_) {
       const std::string meant = mistyped_key(name);
       if (meant.empty()) {
-        const bool elsewhere = suggestion.ends_with("." + name);
+        const bool elsewhere = suggestion.find('.') != std::string::npos;
         ignored_.push_back({path, elsewhere ? fmt::format("there is '{}'", suggestion) : "", true});
         return;
       }
@@ -302,7 +302,8 @@ std::optional<std::int64_t> size_from(std::string_view text) {
   for (const auto& [name, factor] : units) {
     if (unit != name) continue;
     const double bytes = number * factor;
-    if (!(bytes >= 0) || bytes > exact_integers) return std::nullopt;
+    // A part of a byte is a number whose unit was left out; as 0 it would mean that there is no limit.
+    if (!(bytes == 0 || bytes >= 1) || bytes > exact_integers) return std::nullopt;
     return static_cast<std::int64_t>(bytes);
   }
   return std::nullopt;

@@ -12,6 +12,7 @@
 #include "comm/device_communicator.h"
 #include "config/keys.h"
 #include "config/reader.h"
+#include "core/output_file.h"
 #include "pipeline/schedule/generators.h"
 #include "pipeline/schedule/load.h"
 #include "tranche/comm/backends.h"
@@ -402,6 +403,22 @@ void check_names(const Config& config, Problems& problems) {
   }
 }
 
+/// Refuses folders that only a shell would find: a folder named ~ would be made in the working folder.
+void check_folders(const Config& config, Problems& problems) {
+  const std::pair<const char*, const std::string*> folders[] = {
+      {"zero_optimization.offload_optimizer.nvme_path", &config.offload.nvme_path},
+      {"tensorboard.output_path", &config.tensorboard.output_path},
+      {"csv_monitor.output_path", &config.csv_monitor.output_path}};
+  for (const auto& [key, path] : folders) {
+    if (!begins_at_home(*path)) continue;
+    problems.add(
+        fmt::format("{}: no shell replaces ~ in '{}', so that it would be a folder of that name; write the "
+                    "whole path, or "
+                    "./{} if that is meant",
+                    key, *path, *path));
+  }
+}
+
 /// Removes repeated lines: the parser validates a configuration, and each engine validates it again.
 void keep_first_of_each(std::vector<std::string>& notes) {
   std::vector<std::string> kept;
@@ -442,6 +459,7 @@ void check_fields(Config& config, int ranks, Problems& problems) {
   if (ranks >= 1) check_noise(config, data_ranks, problems);
   check_update(config, problems);
   check_offload(config, problems);
+  check_folders(config, problems);
   check_precision(config, problems);
   check_names(config, problems);
   try {

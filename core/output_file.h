@@ -41,4 +41,9 @@ void write_output_file(const std::string& path, std::string_view content);
 /// not opened, so that nothing waits for a reader.
 void require_output_file(const std::string& path);
 
+/// True for a path that begins with ~ for the home folder, which only a shell replaces.
+inline bool begins_at_home(std::string_view path) {
+  return path == "~" || path.starts_with("~/");
+}
+
 }  // namespace tranche::detail

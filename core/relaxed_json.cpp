@@ -206,8 +206,10 @@ class Rewriter {
     if (quotes) put('"', at_ - 1);
   }
 
-  /// A value without quotes ends at the end of its line, its entry or its object.
+  /// A value without quotes ends at the end of its line, its entry or its object. In HJSON a sign of comments
+  /// within it is a part of it, so that it needs quotes here: /data/run#1.
   void require_one_word(std::size_t begin) const {
+    if (starts_with("#") || starts_with("//")) fail(begin, "text with # or // in it needs quotes");
     std::size_t next = at_;
     while (next < given_.size() && (given_[next] == ' ' || given_[next] == '\t' || given_[next] == '\r'))
       ++next;

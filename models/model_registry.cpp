@@ -132,6 +132,13 @@ std::shared_ptr<const LanguageModel> ModelRegistry::resolve(const std::string& p
   std::error_code ignored;
   const bool path = preset_or_path.ends_with(".json") || preset_or_path.find('/') != std::string::npos ||
                     std::filesystem::is_regular_file(preset_or_path, ignored);
+  const std::vector<std::string> presets = preset_names();
+  if (std::find(presets.begin(), presets.end(), preset_or_path) == presets.end() &&
+      std::filesystem::is_directory(preset_or_path, ignored)) {
+    throw ConfigurationError(
+        fmt::format("\"{0}\" is a folder; a model is named by its config.json, \"{0}{1}config.json\"",
+                    preset_or_path, preset_or_path.ends_with('/') ? "" : "/"));
+  }
   if (!path) return preset(preset_or_path);
   return from_json(detail::read_text_file(preset_or_path, "a model's config.json"), preset_or_path);
 }

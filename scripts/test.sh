@@ -180,6 +180,11 @@ sanitized() {
 
 sanitizer_suites() {
   sanitized asan "" 24 unit_tests gpu_tests  # on emulated GPUs, where the toolkit's headers are
+  if [ $full = yes ]; then
+    # No label of the preset asan takes these: kernels that are loaded late, few queues, and the whole command for a GPU host.
+    suite "build emulated flow" build asan tranche_program
+    suite "tests emulated flow" ctest --preset emulation --parallel "$jobs" --no-tests=ignore "${filter[@]}"
+  fi
   # Tests in which our own threads interact; the engine's tests run kernels and models.
   sanitized tsan '^test_(core|device|comm|offload|engine|engine_parts)$' 4 \
     test_core test_device test_comm test_offload test_engine test_engine_parts

@@ -13,6 +13,7 @@
 #include <memory>
 
 #include "core/closest_match.h"
+#include "tools/flag_values.h"
 #include "tools/help_formatter.h"
 #include "tools/shell/shell_arguments.h"
 #include "tranche/config/config.h"
@@ -383,22 +384,6 @@ std::vector<Flag> comparable_flags(const CLI::App& command) {
   return flags;
 }
 
-/// Returns a line for each flag that was given several times, of which only the last value counts.
-std::vector<std::string> repeated_flags(const CLI::App& command) {
-  std::vector<std::string> notes;
-  for (const CLI::Option* option : command.get_options()) {
-    const auto& values = option->results();
-    const bool single = option->get_expected_max() == 1 &&
-                        option->get_multi_option_policy() == CLI::MultiOptionPolicy::TakeLast;
-    if (!single ||
-        std::all_of(values.begin(), values.end(), [&](const auto& one) { return one == values[0]; }))
-      continue;
-    notes.push_back(fmt::format("{} was given {} times: {}, the last, is taken", option->get_name(),
-                                values.size(), values.back()));
-  }
-  return notes;
-}
-
 /// Rephrases CLI11's text about a missing or unexpected value.
 std::string plain_text(const CLI::ParseError& error) {
   const std::string text = error.what();
@@ -462,6 +447,26 @@ void check_numbers(CLI::App& app) {
   for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) check_numbers(*command);
 }
 
+/// The flag that means what a flag of other programs does, or else the closest one; empty if none is close.
+std::string flag_meant(std::string flag, const std::vector<std::string>& known) {
+  constexpr std::pair<std::string_view, std::string_view> others[] = {
+      {"--learning-rate", "--lr"},
+      {"--batch-size", "--micro-batch"},
+      {"--max-steps", "--steps"},
+      {"--train-iters", "--steps"},
+      {"--epochs", "--steps"},
+      {"--num-train-epochs", "--steps"},
+      {"--output-dir", "--checkpoint-dir"},
+      {"--gradient-accumulation-steps", "--accumulate"},
+      {"--seq-length", "--sequence"},
+      {"--max-new-tokens", "--tokens"}};
+  std::replace(flag.begin(), flag.end(), '_', '-');
+  for (const auto& [other, ours] : others) {
+    if (flag == other && std::find(known.begin(), known.end(), ours) != known.end()) return std::string(ours);
+  }
+  return detail::closest_match(flag, known);
+}
+
 /// Throws when arguments are left over; CLI11 keeps unknown ones.
 void refuse_unknown(const CLI::App& app) {
   for (const std::string& word : app.remaining()) {
@@ -476,7 +481,7 @@ void refuse_unknown(const CLI::App& app) {
       if (!option->get_group().empty() && !option->get_lnames().empty())
         known.push_back("--" + option->get_lnames().front());
     }
-    const std::string closest = detail::closest_match(flag, known);
+    const std::string closest = flag_meant(flag, known);
     throw ConfigurationError(fmt::format("unknown flag {}{}; see tranche {} --help", flag,
                                          closest.empty() ? "" : " (did you mean " + closest + "?)", command));
   }
@@ -676,6 +681,7 @@ Exit status:
   refuse_unknown(*innermost(*used));
   options.flags = comparable_flags(*innermost(*used));
   options.notes = repeated_flags(*innermost(*used));
+  refuse_home_sign(*innermost(*used));
   if (used == scale) {
     check(options.scale, scale_texts);
     options.scale.train_flags = given_flags(*scale, study_flags);

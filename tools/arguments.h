@@ -2,8 +2,10 @@
 /// The command line.
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tools/checkpoint/checkpoint_arguments.h"
@@ -54,8 +56,11 @@ struct Options {
   /// A line for each flag that was given several times; its last value is used.
   std::vector<std::string> notes;
 
-  models::ModelRegistry models;           ///< in which --model is looked up
-  std::string config;                     ///< path of DeepSpeed's JSON; empty: defaults
+  models::ModelRegistry models;  ///< in which --model is looked up
+  std::string config;            ///< path of DeepSpeed's JSON; empty: defaults
+  /// The path of `config` and its text, once it was read: a pipe can be read once. Copies share it.
+  std::shared_ptr<std::pair<std::string, std::string>> config_text =
+      std::make_shared<std::pair<std::string, std::string>>();
   std::string model = "gpt-mini";         ///< preset or config.json
   std::vector<std::string> data_sources;  ///< the values of --data: PATTERN or PATTERN:WEIGHT
   std::string data;                       ///< the same in one line

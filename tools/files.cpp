@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
+#include <system_error>
+
 #include "core/output_file.h"
 #include "offload/file_system.h"
 #include "tranche/core/error.h"
@@ -33,7 +36,35 @@ CheckpointError not_written(std::string_view flag, const std::string& folder, co
       fmt::format("{} '{}' cannot be written: {}; nothing was trained yet", flag, folder, problem.message()));
 }
 
+/// True if both names lead to one place where a regular file is, or would be written.
+bool same_file(const std::string& one, const std::string& other) {
+  std::error_code none;
+  if (one.empty() || other.empty()) return false;
+  if (std::filesystem::exists(one, none) && !std::filesystem::is_regular_file(one, none)) return false;
+  const auto place = [](const std::string& path) {
+    std::error_code unknown;
+    return std::filesystem::weakly_canonical(std::filesystem::absolute(path, unknown), unknown);
+  };
+  return place(one) == place(other);
+}
+
 }  // namespace
+
+void require_apart(const std::vector<NamedFile>& written, const std::vector<NamedFile>& read) {
+  for (std::size_t i = 0; i < written.size(); ++i) {
+    const auto& [flag, path] = written[i];
+    for (const NamedFile& other : read) {
+      if (!same_file(path, other.path)) continue;
+      throw ConfigurationError(
+          fmt::format("{} '{}' would replace the file that {} reads; name another", flag, path, other.flag));
+    }
+    for (std::size_t k = 0; k < i; ++k) {
+      if (!same_file(path, written[k].path)) continue;
+      throw ConfigurationError(fmt::format("{} '{}' and {} '{}' are one file; name another for one of them",
+                                           written[k].flag, written[k].path, flag, path));
+    }
+  }
+}
 
 void require_writable(const std::string& path, std::string_view flag) {
   if (path.empty()) return;

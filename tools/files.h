@@ -2,8 +2,19 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tranche::tools {
+
+/// A file, and the flag that names it. The path may be empty.
+struct NamedFile {
+  std::string_view flag;
+  std::string path;
+};
+
+/// Throws ConfigurationError if a file to write is one that is read, or that another flag writes: one content
+/// would take the place of the other. Devices and pipes may be shared.
+void require_apart(const std::vector<NamedFile>& written, const std::vector<NamedFile>& read);
 
 /// Throws ConfigurationError unless OutputFile could write there, so that a wrong path is reported before the
 /// training, not after.

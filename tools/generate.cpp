@@ -14,6 +14,7 @@
 #include "checkpoint/companions.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/storage.h"
+#include "core/json.h"
 #include "core/printable.h"
 #include "core/text_file.h"
 #include "engine/adapter_base.h"
@@ -21,6 +22,7 @@
 #include "tools/checkpoint/checkpoint_source.h"
 #include "tools/checkpoint/hugging_face.h"
 #include "tools/checkpoint/model_files.h"
+#include "tools/train/tokenizer_match.h"
 #include "training/file_content.h"
 #include "tranche/core/error.h"
 #include "tranche/models/generate.h"
@@ -68,6 +70,9 @@ void open_encoding(const GenerateOptions& options, Source& source) {
     return;
   }
   source.tokenizer_folder = folder;
+  if (options.tokenizer.empty() || source.files.empty() || bytes) return;
+  const std::string note = note_on_tokenizer(*source.encoding, folder, source.files);
+  if (!note.empty()) source.notes.push_back(note);
 }
 
 /// Sets the tokens that end a text, from the companions or, if there are none, from the files in --tokenizer.
@@ -84,6 +89,51 @@ void find_ends(const GenerateOptions& options, Source& source) {
           ? "carries no generation_config.json, config.json or tokenizer, which say it"
           : "has no eos_token_id in generation_config.json or config.json and no tokenizer with an end token",
       options.tokens));
+}
+
+/// A line about what generation_config.json asks for and this command does not do; empty if there is nothing.
+std::string note_on_settings(const GenerateOptions& options, const Source& source) {
+  const std::string& folder = source.files.empty() ? options.tokenizer : source.files;
+  const std::string path = detail::join_path(folder, std::string(generation_config_name));
+  if (folder.empty() || !detail::posix_file_system().exists(path)) return {};
+  const auto json = detail::parse_json(detail::read_text_file(path, "a model's generation_config.json"));
+  if (!json.is_object()) return {};
+  std::vector<std::string> other;
+  const auto compare = [&](const char* key, const nlohmann::ordered_json& taken) {
+    const auto found = json.find(key);
+    if (found == json.end() || found->is_null() || *found == taken) return;
+    other.push_back(fmt::format("{} {}", key, found->dump()));
+  };
+  if (!options.greedy && options.temperature > 0) {
+    compare("do_sample", true);
+    compare("temperature", options.temperature);
+    compare("top_k", options.top_k);
+    compare("top_p", options.top_p);
+    compare("min_p", 0);
+    compare("typical_p", 1);
+  }
+  compare("repetition_penalty", 1);
+  compare("no_repeat_ngram_size", 0);
+  compare("num_beams", 1);
+  if (other.empty()) return {};
+  return fmt::format(
+      "{} asks for {}, which is not taken; --temperature, --top-k, --top-p and --greedy say how tokens are "
+      "drawn",
+      path, fmt::join(other, ", "));
+}
+
+/// A line for each flag of drawing that was given, though the likeliest token is always taken.
+std::vector<std::string> notes_on_idle_flags(const GenerateOptions& options, const std::vector<Flag>& flags) {
+  std::vector<std::string> notes;
+  if (!options.greedy && options.temperature > 0) return notes;
+  for (const Flag& flag : flags) {
+    const bool draws = flag.name == "--top-k" || flag.name == "--top-p" || flag.name == "--seed" ||
+                       (flag.name == "--temperature" && options.temperature > 0);
+    if (!draws || flag.value == "not given") continue;
+    notes.push_back(fmt::format("{} has no effect: {} always takes the likeliest token", flag.name,
+                                options.greedy ? "--greedy" : "--temperature 0"));
+  }
+  return notes;
 }
 
 Source open_source(const GenerateOptions& options) {
@@ -443,6 +493,10 @@ int run_generate(const Options& all_options, const Output& output) {
     source.notes.insert(source.notes.begin(), all_options.notes.begin(), all_options.notes.end());
     open_encoding(options, source);
     find_ends(options, source);
+    const std::vector<std::string> idle = notes_on_idle_flags(options, all_options.flags);
+    source.notes.insert(source.notes.end(), idle.begin(), idle.end());
+    const std::string settings = note_on_settings(options, source);
+    if (!settings.empty()) source.notes.push_back(settings);
     prompts = prompts_of(options, source);
     spec = spec_of(source);
     config = config_of(options, spec, source, launch.size());

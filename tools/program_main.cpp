@@ -83,6 +83,9 @@ int program_main(int argc, char** argv, const models::ModelRegistry& models) {
     errors << "tranche: " << failure.text << std::endl;
     status = failure.status;
   }
+  // A run that was told by SIGPIPE to save and end has done so; text that is left over is not to end it after
+  // all.
+  if (out_buffer.error() == EPIPE || errors_buffer.error() == EPIPE) std::signal(SIGPIPE, SIG_IGN);
   out.flush();
   if (out_buffer.error() == 0) return status;
   // The run continued and saved its results, which matter more than its output.

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <ostream>
 
+#include "tools/files.h"
 #include "tools/terminal.h"
 #include "tools/train/run.h"
 #include "tools/transfer_progress.h"
@@ -88,6 +89,9 @@ int run_tokenize(const Options& options, const Output& output) {
       }
     }
     how.output = flags.out;
+    std::vector<NamedFile> read;
+    for (const std::string& file : how.inputs) read.push_back({"--data", file});
+    require_apart({{"--out", how.output}}, read);
     how.format = training::parse_text_format(flags.format, "--data-format");
     how.chat = training::chat_format(flags.chat, flags.tokenizer, flags.date);
     how.needs_conversations = !flags.chat.empty();

@@ -49,11 +49,14 @@ int take(const sigset_t& set) {
   return signal > 0 ? signal : 0;
 }
 
-std::vector<int> without_ignored_hangup() {
+/// The signals, without those that the parent had this process ignore: SIGHUP by nohup, SIGPIPE by services.
+std::vector<int> without_ignored_ones() {
   std::vector<int> taken(StopSignals::signals.begin(), StopSignals::signals.end());
-  struct sigaction hangup {};
-  sigaction(SIGHUP, nullptr, &hangup);
-  if (hangup.sa_handler == SIG_IGN) std::erase(taken, SIGHUP);
+  std::erase_if(taken, [](int signal) {
+    struct sigaction action {};
+    sigaction(signal, nullptr, &action);
+    return (signal == SIGHUP || signal == SIGPIPE) && action.sa_handler == SIG_IGN;
+  });
   return taken;
 }
 
@@ -79,7 +82,7 @@ StopSignals::StopSignals(std::vector<int> which) : which_(std::move(which)), act
   for (std::size_t i = 0; i < which_.size(); ++i) sigaction(which_[i], &action, &actions_before_[i]);
 }
 
-StopSignals::StopSignals() : StopSignals(without_ignored_hangup()) {
+StopSignals::StopSignals() : StopSignals(without_ignored_ones()) {
   take_first_interrupt();
 }
 

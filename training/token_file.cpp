@@ -17,6 +17,7 @@
 #include "core/closest_match.h"
 #include "offload/file_system.h"
 #include "training/file_content.h"
+#include "training/token_parts.h"
 #include "tranche/core/error.h"
 
 namespace tranche::training {
@@ -88,7 +89,10 @@ TokenFile::TokenFile(const std::string& path, DataFormat format) : path_(path), 
   std::error_code ignored;
   if (const auto status = std::filesystem::status(path, ignored);
       std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
-    fail("is not a file");
+    fail(std::filesystem::is_directory(status)
+             ? fmt::format("is not a file but a folder; a pattern names its files, such as '{}'",
+                           (std::filesystem::path(path) / "*.bin").string())
+             : std::string("is not a file"));
   }
   try {
     file_ = detail::posix_file_system().open(path, detail::OpenMode::read);
@@ -194,6 +198,7 @@ void TokenFile::open_safetensors() {
     const bool known = tokens != nullptr && tokens->elements > 0 &&
                        (tokens->dtype == "U8" || tokens->dtype == "U16" || tokens->dtype == "U32");
     if (!known) fail("has no array \"tokens\" of U8, U16 or U32: it is not what tranche tokenize writes");
+    made_by_ = {folder.metadata(stamp_key), folder.metadata(stamp_files_key)};
     width_ = tokens->dtype == "U8" ? 1 : tokens->dtype == "U16" ? 2 : 4;
     size_ = tokens->elements;
     begin_ = tokens->begin;

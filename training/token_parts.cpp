@@ -137,8 +137,12 @@ class PartFile {
 };
 
 /// The header of a safetensors file, padded to 8 bytes.
-std::string header_of(const PartSizes& sizes, const char* token_type, int width, bool targets, bool part) {
+std::string header_of(const PartSizes& sizes, const char* token_type, int width, bool targets, bool part,
+                      const TokenizerStamp& made_by = {}) {
   Json header = Json::object();
+  if (!made_by.vocabulary.empty()) {
+    header["__metadata__"] = {{stamp_key, made_by.vocabulary}, {stamp_files_key, made_by.files}};
+  }
   std::int64_t at = 0;
   const auto add = [&](const char* name, const char* type, std::int64_t count, std::int64_t bytes) {
     header[name] = {{"dtype", type}, {"shape", {count}}, {"data_offsets", {at, at + count * bytes}}};
@@ -219,12 +223,12 @@ PartSizes read_part_sizes(const std::string& path) {
 }
 
 void join_as_safetensors(const std::vector<std::string>& parts, const PartSizes& sizes, int width,
-                         const std::string& path) {
+                         const TokenizerStamp& made_by, const std::string& path) {
   require_sizes(parts, sizes);
   NewFile file(path);
   const bool masked = sizes.targets < sizes.tokens;
   const char* const type = width == 1 ? "U8" : width == 2 ? "U16" : "U32";
-  file.write(std::span<const char>(header_of(sizes, type, width, masked, false)));
+  file.write(std::span<const char>(header_of(sizes, type, width, masked, false, made_by)));
   std::int64_t before = 0;
   for (const std::string& part : parts) {
     std::int64_t last = 0;

@@ -6,8 +6,12 @@
 #include <vector>
 
 #include "tranche/training/documents.h"
+#include "tranche/training/tokenizer.h"
 
 namespace tranche::training {
+
+/// The keys of a TokenizerStamp in the metadata of a safetensors file.
+inline constexpr const char *stamp_key = "tokenizer", *stamp_files_key = "tokenizer_files";
 
 /// The counts of a part, or of all parts together.
 struct PartSizes {
@@ -29,9 +33,9 @@ PartSizes read_part_sizes(const std::string& path);
 
 /// Write one file of `width` bytes per token by copying the parts, with some hundred KiB in memory at a time.
 /// A failure leaves no file. Throws ConfigurationError if the parts' counts differ from `sizes`, which the
-/// header contains, and IoError.
+/// header contains, and IoError. The safetensors header contains `made_by` too, unless its texts are empty.
 void join_as_safetensors(const std::vector<std::string>& parts, const PartSizes& sizes, int width,
-                         const std::string& path);
+                         const TokenizerStamp& made_by, const std::string& path);
 void join_as_llmc(const std::vector<std::string>& parts, const PartSizes& sizes, int width,
                   const std::string& path);
 

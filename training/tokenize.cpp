@@ -54,6 +54,10 @@ struct stat status_of(const std::string& input) {
   struct stat status {};
   if (::stat(input.c_str(), &status) != 0)
     fail(input, fmt::format("cannot be opened: {}", std::strerror(errno)));
+  if (S_ISDIR(status.st_mode)) {
+    fail(input, fmt::format("is not a file but a folder; a pattern names its files, such as '{}'",
+                            (std::filesystem::path(input) / "*.jsonl").string()));
+  }
   if (!S_ISREG(status.st_mode)) fail(input, "is not a file");
   if (status.st_size == 0) fail(input, "is empty");
   return status;
@@ -387,8 +391,14 @@ TokenizeSummary tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions
   // U8 means that every byte is a token; other tokenizers with as few tokens number them differently.
   const bool bytes = vocabulary == 256 && options.tokenizer_digest.empty();
   const int width = bytes && !llmc ? 1 : vocabulary <= 65536 ? 2 : 4;
+  TokenizerStamp made_by;
+  if (!options.tokenizer_digest.empty()) made_by = {vocabulary_digest(tokenizer), options.tokenizer_digest};
   lease->require_held();
-  (llmc ? join_as_llmc : join_as_safetensors)(names, sizes, width, options.output);
+  if (llmc) {
+    join_as_llmc(names, sizes, width, options.output);
+  } else {
+    join_as_safetensors(names, sizes, width, made_by, options.output);
+  }
   // The result is complete. On NFS an open file keeps its folder, so the lease ends before the folder is
   // removed.
   for (const std::string& name : names) detail::posix_file_system().remove_all(name);

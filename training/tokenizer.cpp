@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "checkpoint/digest.h"
 #include "core/text_file.h"
 #include "training/sentencepiece_tokenizer.h"
 #include "training/tokenizer_json.h"
@@ -66,6 +67,16 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, std::vector<s
   return tokens;
 }
 
+std::string vocabulary_digest(const Tokenizer& tokenizer) {
+  std::string tokens;  // each behind its length
+  for (std::int64_t token = 0; token < tokenizer.vocabulary(); ++token) {
+    const std::string_view bytes = tokenizer.decode(static_cast<std::int32_t>(token));
+    tokens += fmt::format("{}:", bytes.size());
+    tokens += bytes;
+  }
+  return checkpoint::to_hex(checkpoint::digest_of(tokens));
+}
+
 std::unique_ptr<Tokenizer> make_byte_tokenizer() {
   return std::make_unique<ByteTokenizer>();
 }
@@ -88,6 +99,11 @@ std::unique_ptr<Tokenizer> read_tokenizer(const TokenizerFiles& files, const std
 }
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
+  std::error_code none;
+  if (std::filesystem::is_regular_file(folder, none)) {
+    throw ConfigurationError(fmt::format(
+        "'{}' is a file; a tokenizer is named by the folder that holds its files, as several count", folder));
+  }
   const auto read = [&](const char* name) { return read_if_there(folder + "/" + name); };
   TokenizerFiles files;
   files.tokenizer_json = read("tokenizer.json");

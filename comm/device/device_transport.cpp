@@ -29,9 +29,10 @@ std::pair<int, int> first_alike(std::span<const DevicePlace> places, Key&& key) 
   return {-1, -1};
 }
 
-/// Each thread rank has three to eight streams, and nine on a mesh of pipeline and replicate with the staged
-/// exchange (docs/guides/pipeline.md). All ranks of a process share the GPU's launch queues: with more ranks,
-/// two streams may share a queue, and a stream that waits for the host would block a peer's stream behind it.
+/// All thread ranks of a process share the GPU's launch queues. A stream that waits for the host blocks a
+/// peer's stream that shares its queue. A rank has three to eight streams, and more with several axes of the
+/// mesh, offload or int8 blocks, so that streams of four ranks may share queues. The test
+/// test_combinations_gpu.queues runs such meshes on as many queues as a GPU has, and none of them hangs.
 constexpr std::size_t most_thread_ranks_of_gpu = detail::launch_queues / 8;
 
 void require_queues(std::span<const DevicePlace> places) {

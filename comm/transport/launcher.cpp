@@ -17,19 +17,20 @@ int number_in(const char* name) {
   return text == nullptr ? 0 : std::atoi(text);
 }
 
-/// A batch system that starts tasks, and the variables by which a process recognises that it is one of
-/// several.
+/// A batch system or launcher that starts tasks, and the variables by which a process recognises that it is
+/// one of several.
 struct Batch {
   const char* several;  ///< a variable above 1 in each of several tasks
   const char* task;     ///< a variable that is set too
   const char* command;  ///< the command that starts tasks
   const char* cure;
 };
-constexpr std::array<Batch, 4> batches{{
+constexpr std::array<Batch, 5> batches{{
     {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "srun", "start it with srun --mpi=pmix, or with mpirun"},
     {"PBS_TASKNUM", "PBS_NODEFILE", "pbsdsh", "start it with mpirun"},
     {"LSB_DJOB_NUMPROC", "LSF_PM_TASKID", "blaunch", "start it with mpirun"},
     {"JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "jsrun", "start it with mpirun"},
+    {"WORLD_SIZE", "TORCHELASTIC_RUN_ID", "torchrun", "start it with mpirun"},
 }};
 
 }  // namespace

@@ -7,8 +7,8 @@
 #     --build DIR    a build folder (default build/cuda)
 #     --no-build     takes the programs as they are there
 #     --debs DIR     where downloaded packages are kept and found again (default build/gpu-debs)
-#     --budget MIB   refuses to make a larger archive (default: 62 MiB less the bytes of the files that git tracks, since
-#                    both travel together where at most 64 MiB do)
+#     --budget MIB   refuses to make a larger archive (default: 62 MiB less the bytes of the files that git tracks or does
+#                    not ignore, since all of them travel together where at most 64 MiB do)
 #     --gpu CAPABILITY  kernels for these GPUs (90: H100, H200) and newer ones that translate them, instead of for 80 and 90
 #     --headers      packs headers and tools too, for run.sh --build
 # Needs Debian 12 with the packages of scripts/setup.sh and, for packages not yet in DIR, a network.
@@ -35,10 +35,10 @@ while [ $# -gt 0 ]; do
   shift
 done
 if [ -z "$budget" ]; then
-  tracked=$(git -C "$root" ls-files -z 2> /dev/null | (cd "$root" && xargs -0 -r stat -c %s -- 2> /dev/null || true) | awk '{sum += $1} END {print sum + 0}')
+  tracked=$(git -C "$root" ls-files -z --cached --others --exclude-standard 2> /dev/null | (cd "$root" && xargs -0 -r stat -c %s -- 2> /dev/null || true) | awk '{sum += $1} END {print sum + 0}')
   budget=$((62 - (tracked + 1048575) / 1048576))
-  [ "$budget" -gt 0 ] || fail "the files that git tracks are $((tracked / 1048576)) MiB: nothing can travel beside them; see --budget"
-  echo "budget: $budget MiB, which is 62 less the $(awk -v b="$tracked" 'BEGIN {printf "%.1f", b / 1048576}') MiB of tracked files"
+  [ "$budget" -gt 0 ] || fail "the files that git tracks or does not ignore are $((tracked / 1048576)) MiB: nothing can travel beside them; see --budget"
+  echo "budget: $budget MiB, which is 62 less the $(awk -v b="$tracked" 'BEGIN {printf "%.1f", b / 1048576}') MiB of files that git tracks or does not ignore"
 fi
 [[ $budget =~ ^[1-9][0-9]*$ ]] || fail "--budget '$budget' is not a number of MiB"
 [[ $gpu =~ ^([1-9][0-9]+)?$ ]] || fail "--gpu '$gpu' is not a compute capability without its dot, as in 90"

@@ -82,7 +82,7 @@ verdict() { if [ "$1" -eq 0 ]; then echo "ok      $2"; else echo "FAILED  $2"; f
 echo "== what the archive holds"
 bytes=$(stat -c %s "$archive")
 tar -tvJf "$archive" | awk '$1 ~ /^-/ {printf "%9.2f MiB  %s\n", $3 / 1048576, $6}' | sort -rn
-tracked=$(git -C "$top" ls-files -z | (cd "$top" && xargs -0 -r stat -c %s --) | awk '{sum += $1} END {print sum + 0}')
+tracked=$(git -C "$top" ls-files -z --cached --others --exclude-standard | (cd "$top" && xargs -0 -r stat -c %s --) | awk '{sum += $1} END {print sum + 0}')
 awk -v a="$bytes" -v t="$tracked" 'BEGIN {printf "archive %.2f MiB, tracked files %.2f MiB, together %.2f MiB of at most 62\n", a / 1048576, t / 1048576, (a + t) / 1048576}'
 verdict $((bytes + tracked > 62 * 1048576)) "the archive and the tracked files travel together"
 

@@ -13,9 +13,10 @@ PLAN = [
     Part("peer", 0.35, "the host's PyTorch at our shapes, and our attention against its own"),
     Part("tests", 0.53, "engine, offload, generation, pipelines, combinations, comm, NCCL"),
     Part("benches", 0.62, "all benches for GPUs"),
-    Part("training", 0.77, "CPU against GPU for 20 steps in fp32; trainings at 0.5 M tokens a step"),
-    Part("memcheck", 0.85, "tests of kernels under compute-sanitizer, each allocation CUDA's own"),
-    Part("ncu", 0.90, "Nsight Compute's figures of six kernels"),
+    Part("training", 0.80, "CPU against GPU for 20 steps in fp32; state in host memory and on NVMe, and meshes of two processes, against one "
+         "process; trainings at 0.5 M tokens a step"),
+    Part("memcheck", 0.87, "tests of kernels under compute-sanitizer, each allocation CUDA's own"),
+    Part("ncu", 0.91, "Nsight Compute's figures of six kernels"),
     Part("racecheck", 0.96, "the same tests under compute-sanitizer's racecheck"),
     Part("lazy loading", 1.0, "ranks that are threads, with kernels loaded at their first launch"),
 ]
@@ -49,6 +50,16 @@ FIRST_BENCHES = [("bench_matrix_gpu", "^(matmul_peak|attention_(forward|backward
 FIRST_TRAININGS = [("gpt2", (32, 16, 8), 4, 10), ("gpt2-xl", (16, 8, 4), 4, 20), ("qwen2.5-1.5b", (8, 4, 2), 8, 20)]
 TRAININGS = [("gpt2-xl", (16, 8, 4), 524288, 24), ("qwen2.5-1.5b", (8, 4, 2), 524288, 24)]
 SMOKE_TRAININGS = [("gpt-nano", (2,), 2, 2)]
+# Ways of `tranche train` to train the same steps: processes, micro-batches a step, flags. FOLDER is one that can be written.
+Way = namedtuple("Way", "name ranks accumulate flags")
+ONE_PROCESS = Way("", 1, 2, ())
+WAYS = [Way("state in host memory", 1, 2, ("--stage", 3, "--offload-optimizer", "cpu", "--offload-param", "cpu")),
+        Way("state on NVMe", 1, 2, ("--stage", 3, "--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path", "FOLDER",
+                                    "--host-state", 0)),
+        Way("shard=2", 2, 1, ("--stage", 3)),
+        Way("pipeline=2", 2, 2, ("--mesh", "pipeline=2")),
+        Way("tensor=2", 2, 2, ("--mesh", "tensor=2")),
+        Way("context=2", 2, 2, ("--mesh", "context=2"))]
 # Kernels for Nsight Compute: (kernel, program, bench).
 PROFILED = [("flash_forward_kernel", "bench_matrix_gpu", "^attention_forward/head:128/time:4096"),
             ("key_gradient_kernel", "bench_matrix_gpu", "^attention_backward/head:128/time:4096"),
@@ -60,6 +71,10 @@ PROFILED = [("flash_forward_kernel", "bench_matrix_gpu", "^attention_forward/hea
 # (our bench, PyTorch's figure of the same operations), both in TFLOP/s.
 PEERS = [(f"bench_matrix_gpu/attention_{way}/head:{head}/time:{time}/batch:{batch}", f"attention {way} head {head} time {time}")
          for way in ("forward", "backward") for head in (64, 128) for time, batch in ((1024, 16), (4096, 4))]
+
+
+def item_of(way):
+    return f"agreement with one process on the GPU, {way.name}"
 
 
 def case_seconds(name):

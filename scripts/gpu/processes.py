@@ -1,4 +1,5 @@
-"""Runs commands for suite.py, each in a session of its own with its output in a file, and ends all of their processes."""
+"""Runs commands for suite.py, each in a session of its own with its output in a file, and ends all of their processes. A suite that is killed
+cannot do so; the next one ends those that carry its mark."""
 import os
 import pathlib
 import signal
@@ -6,6 +7,7 @@ import subprocess
 import time
 
 KILL_SECONDS = 5.0  # a process that waits inside the driver (state D) survives SIGKILL
+MARK = "TRANCHE_GPU_RUN"  # The variable in the environment of every command, with the folder of its results.
 
 
 def members(session):
@@ -36,6 +38,26 @@ def end_session(session, seconds=KILL_SECONDS):
             except OSError:  # It has ended since.
                 pass
         time.sleep(0.02)
+
+
+def end_marked(folder):
+    """Kills the processes whose mark is `folder`, and waits until they have ended. Returns their number."""
+    wanted, killed, end = f"{MARK}={folder}".encode(), set(), time.time() + KILL_SECONDS
+    while True:
+        left = 0
+        for file in pathlib.Path("/proc").glob("[0-9]*/environ"):
+            pid = int(file.parent.name)
+            try:
+                if pid == os.getpid() or wanted not in file.read_bytes().split(b"\0"):
+                    continue
+                os.kill(pid, signal.SIGKILL)
+            except OSError:  # It has ended since, or belongs to another user.
+                continue
+            left += 1
+            killed.add(pid)
+        if not left or time.time() > end:
+            return len(killed)
+        time.sleep(0.05)
 
 
 class Command:

@@ -110,8 +110,19 @@ else
   fi
 fi
 
+# A guest without a network may start without its loopback interface, which mpirun and NCCL need.
+if [ "$(id -u)" = 0 ] && [[ $(LC_ALL=C timeout 5 bash -c 'exec 3<> /dev/tcp/127.0.0.1/9' 2>&1) == *unreachable* ]]; then
+  python3 -c 'import fcntl, socket, struct
+fcntl.ioctl(socket.socket(socket.AF_INET, socket.SOCK_DGRAM), 0x8914, struct.pack("16sh14x", b"lo", 1))' 2> /dev/null &&
+    echo "run.sh: note: the network interface lo was down; it is up now"
+fi
+
 if [ -n "$prefix" ]; then
   commit=$(sed -n 's/^commit: //p' "$prefix/MANIFEST")
+  for script in suite.py plan.py; do
+    [ "$(sha256sum < "$here/$script")" = "$(sha256sum < "$prefix/scripts/gpu/$script")" ] ||
+      echo "run.sh: note: scripts/gpu/$script is another than the archive's, whose programs are of commit $commit: this one is taken"
+  done
   echo "== this host"
   status=0
   "$prefix/check.sh" "${gpu[@]}" > "$notes" || status=$?

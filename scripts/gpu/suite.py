@@ -34,7 +34,7 @@ import kernel_times  # noqa: E402  (beside this file, as the next ones)
 import plan  # noqa: E402
 from cases import LOST, Progress, without  # noqa: E402
 from history import History, key_of  # noqa: E402
-from processes import Command  # noqa: E402
+from processes import Command, end_marked, MARK  # noqa: E402
 from summary import markdown, measured  # noqa: E402
 
 LOG_BYTES = 12 << 20
@@ -124,7 +124,7 @@ class Suite:
                 self.logs.append((folder / "log.txt").open("a" if options.resume else "w", encoding="utf-8", errors="replace"))
             except OSError as error:
                 self.unwritable(folder, error)
-        self.information, self.machine = {}, {}
+        self.information, self.machine, self.mpi = {}, {}, ""
         self.holder = None
         self.alone = False  # Whether programs run one at a time.
         self.outputs = 0
@@ -166,7 +166,7 @@ class Suite:
 
     def environment(self, more, ours):
         """The environment of a command. Our programs must find the bundle's libraries first, programs of the host must not."""
-        found = {**os.environ, **(more or {})}
+        found = {**os.environ, **(more or {}), MARK: self.options.keep or str(self.results)}
         if ours and "TRANCHE_LIBRARY_PATH" in os.environ:
             found["LD_LIBRARY_PATH"] = os.environ["TRANCHE_LIBRARY_PATH"]
         return found
@@ -253,7 +253,7 @@ class Suite:
                     record["tries"] = self.history.tries.get(key, 0) + 1
                 self.records.append(record)
             if record["status"] == "measured":
-                target = f" (target {record['target']}: {'met' if record['met'] else 'MISSED'})" if record["target"] else ""
+                target = f" (target {record['target']}: {'met' if record['met'] else 'MISSED'})" if record["target"] is not None else ""
                 print(f"  {record['item']}: {record['figure']:.4g} {record['unit']}{target}", flush=True)
             else:
                 print(f"  {record['item']}: {record['status']} {record.get('detail', '')}", flush=True)
@@ -816,25 +816,32 @@ class Suite:
             file.write_bytes(values.tobytes())
         return file
 
-    def train(self, item, flags, timeout=None):
-        """Returns (report, or None with a record of the reason; the record; status; the GPU before and after)."""
+    def train(self, item, flags, timeout=None, ranks=1):
+        """Trains on `ranks` processes. Returns (report, or None with a record of the reason; the record; status; the GPU before and after)."""
         report = self.work / "report.json"
         report.unlink(missing_ok=True)
         command = [self.program("bin", "tranche"), "train", *map(str, flags), "--report", str(report)]
+        reason, environment = self.no_gpu(), {}
+        if ranks > 1:
+            command = [str(pathlib.Path(self.options.source, "scripts", "run_mpi.sh")), str(ranks), *command]
+            reason = reason or self.options.no_mpi or ("this build has no MPI" if self.mpi == "not compiled" else "")
+            environment["TRANCHE_MPI_TIMEOUT"] = f"{max(1.0, min(self.left(), timeout or 1e9) - 2):.0f}"
         record = {"part": "training", "item": item, "command": self.shown(command)}
-        reason = self.no_gpu()
         if reason or self.left() < 1:
             self.add({**record, "status": "skipped" if reason else "not run", "detail": reason or "no time was left"})
             return None, record, 0, ""
         card = self.card()
-        status, output, seconds = self.run(command, timeout)
+        status, output, seconds = self.run(command, timeout, environment)
+        status = None if ranks > 1 and status == 110 else status  # mpirun's own, for a job at its limit
         record["seconds"] = seconds
         if status == 0 and report.exists():
             found = json.loads(report.read_text(encoding="utf-8"))
             self.raw["training"][item] = found
             self.unsaved.add("training")
             return found, record, 0, card and f"{card}; after: {self.card()}"
-        if status != 3:
+        if status == 0:
+            self.add({**record, "status": "failed", "detail": "it wrote no report"})
+        elif status != 3:
             self.add({**record, **self.verdict(status, output)})
         return None, record, status, ""
 
@@ -898,6 +905,7 @@ class Suite:
 
     def training(self):
         self.agreement()
+        self.ways()
         if not self.small():
             self.trainings(plan.TRAININGS, False)
 
@@ -922,14 +930,42 @@ class Suite:
                     break
                 reports.append(report)
             if len(reports) == 2:
-                cpu, gpu = ([step["loss"] for step in report["steps"]] for report in reports)
-                worst = max(abs(a - b) / abs(b) for a, b in zip(gpu, cpu))
-                found = measured("training", f"agreement of CPU and GPU, {optimizer}, losses of {len(cpu)} steps",
-                                 "relative", worst, command=record["command"])
-                self.add(found)
-                verdict = {"status": "passed", "detail": f"losses of {len(cpu)} steps"} if found["met"] else \
-                    {"status": "failed", "detail": f"losses differ by {worst:.3g}"}
-                self.add({**record, "item": done, **verdict})
+                self.compare(done, reports, record)
+
+    def compare(self, item, reports, record):
+        """Compares the losses of two trainings, of which the first is the reference."""
+        reference, losses = ([step["loss"] for step in report["steps"]] for report in reports)
+        worst = max(abs(a - b) / abs(b) for a, b in zip(losses, reference))
+        found = measured("training", f"{item}, losses of {len(reference)} steps", "relative", worst, command=record["command"])
+        self.add(found)
+        same_length = len(losses) == len(reference)
+        verdict = {"status": "passed", "detail": f"losses of {len(reference)} steps"} if found["met"] and same_length else \
+            {"status": "failed", "detail": f"losses differ by {worst:.3g}" if same_length else f"{len(losses)} steps, not {len(reference)}"}
+        self.add({**record, "item": item, **verdict})
+
+    def ways(self):
+        """Trains the same steps in fp32 with state in host memory and on NVMe, and on two processes that share the GPU, and compares the
+        losses with those of one process with all state on the GPU."""
+        open_ways = [way for way in plan.WAYS if not self.settled("training", plan.item_of(way))]
+        small = self.small()
+
+        def run(item, way, timeout):
+            report, record, status, _ = self.train(
+                item, ["--device", "cuda", "--model", "gpt-nano" if small else "gpt-mini", "--data", self.tokens(256, 20000),
+                       "--data-format", "nanogpt", "--dtype", "fp32", "--micro-batch", 2, "--accumulate", way.accumulate,
+                       "--sequence", 32 if small else 128, "--steps", 3 if small else 6, "--eval-batches", 1, "--set", "tranche.tie_sum=by_use",
+                       *(str(self.work) if flag == "FOLDER" else flag for flag in way.flags)], timeout, way.ranks)
+            if status == 3:
+                self.add({**record, "status": "failed", "detail": "out of memory"})
+            return report, record
+        if not open_ways:
+            return
+        reference = run("agreement with one process on the GPU, that process", plan.ONE_PROCESS, None)[0]
+        for number, way in enumerate(open_ways if reference else ()):
+            # One that hangs leaves the others their shares of the time.
+            report, record = run(plan.item_of(way), way, max(plan.CASE_SECONDS / 2, 2 * self.left() / (len(open_ways) - number)))
+            if report:
+                self.compare(plan.item_of(way), (reference, report), record)
 
     # --- All of it -----------------------------------------------------------------------------------------
     def no_gpu(self):
@@ -945,6 +981,7 @@ class Suite:
         except ValueError:
             told = {}
         self.information = told.get("cuda", {"problem": f"tranche info failed: {text.strip()[-200:]}"})
+        self.mpi = told.get("mpi", "")
         smi = self.run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.sm,clocks.max.sm,power.limit",
                         "--format=csv,noheader"], 40, ours=False)
         nvcc = self.run(["nvcc", "--version"], 15, ours=False)
@@ -985,7 +1022,10 @@ class Suite:
             self.end_holder()
 
     def parts(self):
+        ended = end_marked(self.options.keep or str(self.results))
         self.machine = self.look_around()
+        if ended:
+            self.machine["ended"] = f"{ended} processes that an earlier call, which was killed, had left on this host"
         for key, value in self.machine.items():
             print(f"{key}: {value}", flush=True)
         if self.no_gpu() and not self.options.allow_no_gpu:

@@ -334,12 +334,13 @@ TEST(Config, SchedulesThatDoNotExistAreToldWithoutAPipelineToo) {
 }
 
 TEST(Config, UnknownKeysOfTheTopLevelAreIgnoredUnlessTheyAreNearAKnownOne) {
-  const Config config =
-      parse_config(R"({"xyzzy": 1, "stage": 3, "seed": {"a": [1]}, "name": "run", "// why": "x"})", 1);
+  const Config config = parse_config(
+      R"({"xyzzy": 1, "stage": 3, "seed": {"a": [1]}, "learning_rate": 1, "name": "run", "// why": "x"})", 1);
   EXPECT_THAT(notes_on_keys(config),
               ElementsAre("unknown key 'xyzzy': ignored",
                           "unknown key 'stage': ignored; there is 'zero_optimization.stage'",
                           "unknown key 'seed': ignored; there is 'tranche.seed'",
+                          "unknown key 'learning_rate': ignored; there is 'optimizer.params.lr'",
                           "unknown key 'name': ignored", "unknown key '// why': ignored"));
   EXPECT_EQ(config.stage, 0);
   const std::pair<const char*, const char*> mistyped[] = {
@@ -1054,7 +1055,9 @@ TEST(Config, SizesInTextForm) {
   EXPECT_EQ(parse_byte_size("2gb"), 2'000'000'000);
   EXPECT_EQ(parse_byte_size("32mib"), 32 << 20);
   EXPECT_EQ(parse_byte_size("1k"), 1024);
-  for (const char* text : {"", "GiB", "-1", "1 furlong", "1e300", "0x10", "nan", "1GiBB"}) {
+  EXPECT_EQ(parse_byte_size("0"), 0);
+  EXPECT_EQ(parse_byte_size("0.5KiB"), 512);
+  for (const char* text : {"", "GiB", "-1", "1 furlong", "1e300", "0x10", "nan", "1GiBB", "0.5"}) {
     try {
       parse_byte_size(text);
       ADD_FAILURE() << "'" << text << "' was read";

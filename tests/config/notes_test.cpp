@@ -154,6 +154,17 @@ TEST(ConfigNotes, SchedulesAndRunsOfAnotherLength) {
                   "scheduler.params.warmup_num_steps: the warm-up ends with step 100, and the schedule with "
                   "step 50"));
   EXPECT_THAT(lines(R"({"type": "WarmupDecayLR", "params": {"warmup_num_steps": 10}})", 20), IsEmpty());
+  // A report's effective configuration has the length of its run, which --steps does not change.
+  const auto of_length = [](const std::string& scheduler) {
+    return schedule_notes(parse_config("{}", 1, {"scheduler=" + scheduler, "tranche.total_steps=20"}), 50);
+  };
+  EXPECT_THAT(of_length(R"({"type": "WarmupDecayLR", "params": {"warmup_num_steps": 10}})"),
+              ElementsAre("tranche.total_steps: the schedule is for 20 steps, and the run has 50 steps"));
+  EXPECT_THAT(
+      of_length(R"({"type": "WSD", "params": {"num_decay_steps": 10}})"),
+      ElementsAre("scheduler.params.num_decay_steps: the decay ends with step 20, and the run with step "
+                  "50"));
+  EXPECT_THAT(of_length(R"({"type": "WarmupLR", "params": {"warmup_num_steps": 10}})"), IsEmpty());
   const std::string cycle = R"({"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 1,
       "cycle_first_step_size": 15}})";
   EXPECT_THAT(lines(cycle, 10),

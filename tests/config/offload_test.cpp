@@ -378,6 +378,22 @@ TEST(ConfigOffload, OtherDtypesMayMoveToo) {
       read({"zero_optimization.offload_optimizer.device=cpu", "tranche.moments=bf16", "bf16.enabled=false"}));
 }
 
+TEST(ConfigOffload, AFolderThatOnlyAShellWouldFindIsRefused) {
+  const auto text = [](const std::string& key, const std::string& path) {
+    return key + ": no shell replaces ~ in '" + path +
+           "', so that it would be a folder of that name; write the whole path, or ./" + path +
+           " if that is meant";
+  };
+  EXPECT_THAT(
+      problems({"zero_optimization.offload_optimizer={\"device\": \"nvme\", \"nvme_path\": \"~/swap\"}"}),
+      HasSubstr(text("zero_optimization.offload_optimizer.nvme_path", "~/swap")));
+  EXPECT_THAT(problems({"tensorboard={\"enabled\": true, \"output_path\": \"~\"}"}),
+              HasSubstr(text("tensorboard.output_path", "~")));
+  EXPECT_THAT(problems({"csv_monitor={\"enabled\": true, \"output_path\": \"~/logs\"}"}),
+              HasSubstr(text("csv_monitor.output_path", "~/logs")));
+  EXPECT_NO_THROW(read({"csv_monitor={\"enabled\": true, \"output_path\": \"./~/logs\"}"}));
+}
+
 TEST(ConfigOffload, ProblemsAreToldTogether) {
   EXPECT_THAT(problems({"zero_optimization.offload_optimizer.device=nvme",
                         "zero_optimization.offload_param.device=cp", "tranche.offload_tile=1",

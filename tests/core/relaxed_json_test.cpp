@@ -70,6 +70,10 @@ TEST(RelaxedJson, LinesOfWindowsAndTheMarkAtTheBeginning) {
 
 TEST(RelaxedJson, WhatItDoesNotReadIsToldWithItsPlace) {
   EXPECT_EQ(problem("{\n  a: two words\n}"), "line 2, column 6: text that is not one word needs quotes");
+  EXPECT_EQ(problem("{\n  nvme_path: /data/run#1\n}"),
+            "line 2, column 14: text with # or // in it needs quotes");
+  EXPECT_EQ(problem("{a: /data//run}"), "line 1, column 5: text with # or // in it needs quotes");
+  EXPECT_EQ(read("{a: /data/run # 1\n}"), R"({"a":"/data/run"})");
   EXPECT_EQ(problem("{a: http://x}"), "line 1, column 5: text that is not one word needs quotes");
   EXPECT_EQ(problem("{\n\n /* for ever"), "line 3, column 2: the comment that begins here has no end");
   EXPECT_EQ(problem("{a: '''x\ny'''}"),

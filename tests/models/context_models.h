@@ -31,8 +31,9 @@ inline Config on_mesh(const std::string& mesh, int data_ranks = 1, int stage = 0
 }
 
 /// The losses of training with train_step(), followed by that of an evaluation of other samples.
-inline std::vector<double> losses_of(int ranks, const LanguageModel& model, const Config& config,
+inline std::vector<double> losses_of(int ranks, const LanguageModel& model, Config config,
                                      const ContextRun& run) {
+  config.communication_timeout = patience_of(ranks);
   std::vector<double> result;
   std::mutex mutex;
   on_ranks(ranks, model.spec(run.time), config, [&](Engine& engine) {

@@ -197,8 +197,10 @@ TEST(HybridBits, DepthAndScheduleChangeNone) {
 TEST(HybridBits, FourShardsInPairsHaveThoseOfTwoCopies) {
   expect_bits_of_copies(llama(6), 7);
 }
-TEST(HybridBitsSlow, DepthAndScheduleChangeNone) {
+TEST(HybridBitsSlow, DepthAndScheduleOfAGptChangeNone) {
   expect_one_digest(gpt(14), true);
+}
+TEST(HybridBitsSlow, DepthAndScheduleOfALlamaChangeNone) {
   expect_one_digest(llama(14), true);
 }
 TEST(HybridBitsSlow, FourShardsInPairsHaveThoseOfTwoCopies) {

@@ -37,6 +37,10 @@ TEST(ModelRegistry, ResolvesPresetsAndFiles) {
   EXPECT_THAT(refused([&] { (void)models.resolve("gpt2-mediun"); }),
               AllOf(HasSubstr("did you mean \"gpt2-medium\"?"), HasSubstr("gpt2, gpt2-medium, gpt2-large"),
                     HasSubstr("or give the path of a config.json")));
+  const std::filesystem::path here = std::filesystem::temp_directory_path();
+  EXPECT_EQ(refused([&] { (void)models.resolve((here / "").string()); }),
+            "\"" + (here / "").string() + "\" is a folder; a model is named by its config.json, \"" +
+                (here / "config.json").string() + "\"");
   EXPECT_THAT(refused([&] { (void)models.resolve("no/such.json"); }),
               AllOf(HasSubstr("no/such.json"), HasSubstr("cannot be read")));
   const auto path = std::filesystem::path(::testing::TempDir()) / "tranche_model_registry_test.json";

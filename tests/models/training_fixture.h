@@ -1,6 +1,7 @@
 #pragma once
 /// Runs the engine on thread ranks, and the fp64 reference on the same data and weights.
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -8,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "reference_models.h"
@@ -45,6 +47,15 @@ inline reference_training::OptimizerOptions reference_optimizer(const Config& co
           .weight_decay = value("weight_decay"),
           .momentum = value("momentum"),
           .clipping = config.gradient_clipping};
+}
+
+/// Seconds without a message after which so many thread ranks count as hung. A rank that waits sees its peers
+/// compute one after the other where they share a core, so the limit of one rank on a core grows with the
+/// ranks of a core.
+inline double patience_of(int ranks) {
+  constexpr double of_one = 60;
+  const auto cores = static_cast<double>(std::max(1U, std::thread::hardware_concurrency()));
+  return of_one * std::max(1.0, ranks / cores);
 }
 
 /// Creates an engine on every rank and runs `body` there.

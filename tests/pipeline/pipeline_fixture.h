@@ -103,6 +103,7 @@ inline Bits trained(const LanguageModel& model, Config config, const std::string
                     const std::string& schedule = "1f1b", bool ignored = true) {
   config.mesh = mesh;
   config.pipeline_schedule = schedule;
+  config.communication_timeout = patience_of(ranks);
   std::vector<Bits> all;
   std::mutex mutex;
   on_ranks(ranks, model.spec(time_steps), config, [&](Engine& engine) {

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """gpu_smoke.py BUILD RESULTS: runs scripts/gpu/run.sh --smoke on emulated GPUs twice. Every part that needs no real device must run once,
-the first results must exist within 30 s, and with --resume nothing that passed may run again."""
+the first results must exist within 30 s, and with --resume nothing that passed may run again. The benches that plan.py names must exist."""
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,22 @@ import threading
 import time
 
 RUN = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "gpu" / "run.sh"
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(RUN.parent))
+import plan  # noqa: E402
+
+
+def missing_benches(build):
+    """Names and filters of plan.py that no bench of a built program has."""
+    names = {}
+    for program in {program for program, _ in plan.FIRST_BENCHES} | {program for _, program, _ in plan.PROFILED}:
+        if (build / "bin" / program).exists():
+            listed = subprocess.run([str(build / "bin" / program), "--benchmark_list_tests"], stdout=subprocess.PIPE, text=True, check=True)
+            names[program] = listed.stdout.splitlines()
+    wanted = [*plan.FIRST_BENCHES, *((program, bench) for _, program, bench in plan.PROFILED),
+              *((ours.split("/", 1)[0], f"^{ours.split('/', 1)[1]}(/|$)") for ours, _ in plan.PEERS)]
+    return [f"{program} {bench}" for program, bench in wanted
+            if program in names and not any(re.search(bench, name) for name in names[program])]
 
 
 def call(build, results, *more):
@@ -47,6 +64,11 @@ def main():
     for part in ("probe", "tests", "training"):
         if not any(record["part"] == part and record["status"] in ("passed", "measured") for record in records):
             problems.append(f"nothing of the part '{part}' passed")
+    for way in plan.WAYS:
+        status = {record["status"] for record in records if record["item"] == plan.item_of(way)}
+        if not status <= {"passed", "skipped"} or not status:  # skipped: a build without MPI
+            problems.append(f"'{plan.item_of(way)}' has the results {status or 'none'}")
+    problems += [f"no bench is named by '{bench}'" for bench in missing_benches(build)]
     passed = [record["item"] for record in records if record["status"] == "passed"]
     _, again, output = call(build, results, "--resume")
     kept = [item for item in passed if f"  {item}: kept from an earlier call" in output]

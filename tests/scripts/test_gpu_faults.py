@@ -50,7 +50,8 @@ class Faults(pretend.Folder):
         write_program(self.bundle / "tests" / "gpu_probe", pretend.PROBE + "echo 'probe copy: ok'; echo 'probe graph: ok'")
         write_program(self.bundle / "tests" / "test_core", "echo '[  PASSED  ] 53 tests.'")
         write_program(self.bundle / "tests" / "comm_mpi_failing", "true")
-        write_program(self.bundle / "scripts" / "run_mpi.sh", "echo rank 0 is done; echo rank 1 is done")
+        write_program(self.bundle / "scripts" / "run_mpi.sh", """
+case "$*" in *comm_mpi_failing*) echo rank 0 is done; echo rank 1 is done ;; *) shift; exec "$@" ;; esac""")
         write_program(self.folder / "host bin" / "nvidia-smi", "echo 'Pretended, 1980 MHz, 2619 MHz, 99.0 W, 40'")
         # A module folder without torch comes first, whatever the host's Python contains.
         self.write_module("raise ImportError(\"No module named 'torch'\")")
@@ -159,15 +160,18 @@ case "$*" in *'--device cpu'*) echo 'error: {text}' >&2; exit 2 ;; esac
             time.sleep(0.1)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(30)
-        run("bash", "-c", f"pgrep -f '{self.folder}' | xargs -r kill -9")  # processes that had their own session
+        left = run("pgrep", "-f", self.bundle / "tests" / "test_engine_gpu").stdout.split()
+        self.assertEqual(len(left), 1, "a program in a session of its own outlives the suite")
         self.read(self.results)
         self.assertEqual(self.records["test_kernels_gpu"]["status"], "passed")
         (self.folder / "started").unlink()
         self.program("test_engine_gpu", "S.a S.b")
         self.flow(0, "--resume")
         self.assertEqual(self.bad(), self.torch_is_missing)
-        # Engine and comm; device and kernels had run before.
-        self.assertEqual(len((self.folder / "started").read_text().splitlines()), 2)
+        self.assertFalse(pathlib.Path("/proc", left[0]).exists())
+        self.assertIn("1 processes that an earlier call, which was killed, had left", self.summary)
+        # Engine, comm and the program under mpirun; device and kernels had run before.
+        self.assertEqual(len((self.folder / "started").read_text().splitlines()), 3)
         self.assertIn("Merged from 2 calls", self.summary)
 
     def test_a_second_command(self):
@@ -195,7 +199,8 @@ case "$*" in *'--device cpu'*) echo 'error: {text}' >&2; exit 2 ;; esac
     def test_no_mpirun(self):
         write_program(self.bundle / "scripts" / "run_mpi.sh", "echo 'orted: cannot open shared object file'; exit 1")
         self.flow(0)
-        self.assertEqual(self.bad(), {**self.torch_is_missing, "test_comm_mpi": "skipped"})
+        self.assertEqual(self.bad(), {**self.torch_is_missing, "test_comm_mpi": "skipped",
+                                      **{pretend.plan.item_of(way): "skipped" for way in pretend.plan.WAYS if way.ranks > 1}})
         self.assertIn("mpirun does not work here: orted: cannot open shared object file", self.summary)
 
     def test_no_torch(self):

@@ -67,6 +67,16 @@ class Arguments(Folder):
         self.refused(2, "--gpu is for the build", bundle, "--gpu", "90", "--no-build")
         self.refused(2, "build first, or leave out --no-build", bundle, "--no-build", "--build", self.folder)
 
+    def test_files_that_are_not_tracked_travel_too(self):
+        script = self.folder / "scripts" / "gpu" / "bundle.sh"
+        shutil.copytree(GPU, script.parent)
+        run("git", "init", self.folder)
+        with open(self.folder / "large", "wb") as file:
+            file.truncate(70 << 20)
+        self.refused(2, "the files that git tracks or does not ignore are 70 MiB: nothing can travel", script, "--no-build")
+        (self.folder / ".gitignore").write_text("large\n")
+        self.refused(2, "build first, or leave out --no-build", script, "--no-build")
+
     def test_run(self):
         # Uses a copy, because the sources' own build/ may contain a bundle.
         script = self.folder / "scripts" / "gpu" / "run.sh"
@@ -432,6 +442,7 @@ class Suite(Folder):
                             "faults": "S.a S.b_faults S.c S.d_skips", "hangs": "S.a S.b_hangs S.c"}.items():
             write_gtest(self.build / "tests" / name, names)
         write_program(self.build / "bin" / "bench_some_gpu", BENCH.replace("%s", "]}"))
+        write_program(self.folder / "scripts" / "run_mpi.sh", 'shift; exec "$@"')
 
     def set_gpu(self, devices):
         write_program(self.build / "bin" / "tranche", TRANCHE.replace("%s", devices))
@@ -698,6 +709,34 @@ for tensor in 'add, tensor 0' 'add, tensor 1'; do echo "kernel_bounds: $tensor";
         self.assertIn("- commit: abc", text)
         self.assertLessEqual(len(list(self.results.iterdir())), 8)
 
+    def test_other_ways_to_train(self):
+        """State elsewhere and meshes of two processes have the losses of one process on the GPU."""
+        items = {way.name: plan.item_of(way) for way in plan.WAYS}
+        self.suite(arguments=["--only", "benches"])
+        self.assertEqual({self.records[item]["status"] for item in items.values()}, {"passed"})
+        self.assertEqual(self.records[items["state on NVMe"] + ", losses of 1 steps"]["target"], 0)
+        self.assertEqual(self.records[items["tensor=2"] + ", losses of 1 steps"]["target"], 1e-5)
+        self.assertIn("scripts/run_mpi.sh 2 bin/tranche train", self.records[items["context=2"]]["command"])
+        self.assertIn("--nvme-path", self.records[items["state on NVMe"]]["command"])
+        write_program(self.build / "bin" / "tranche", """
+case "$*" in
+  *tensor=2*) own=3.1 ;;
+  *'--offload-optimizer cpu'*) own=3.0000101 ;;
+  *context=2*) exit 0 ;;
+  *pipeline=2*) echo 'error: no peer'; exit 5 ;;
+esac
+""" + TRANCHE.replace("%s", GPU_JSON).replace("&& loss=3.00001", "&& loss=${own:-3.00001}"))
+        self.suite(arguments=["--only", "benches"])
+        details = {name: (self.records[item]["status"], self.records[item]["detail"]) for name, item in items.items()}
+        self.assertEqual(details, {
+            "state in host memory": ("failed", "losses differ by 3.33e-08"), "state on NVMe": ("passed", "losses of 1 steps"),
+            "shard=2": ("passed", "losses of 1 steps"), "pipeline=2": ("failed", "status 5: error: no peer"),
+            "tensor=2": ("failed", "losses differ by 0.0333"), "context=2": ("failed", "it wrote no report")})
+        self.suite(arguments=["--only", "benches", "--no-mpi", "no launcher", "--resume"])
+        self.assertEqual(self.records[items["pipeline=2"]]["detail"], "no launcher")
+        self.assertEqual(self.records[items["shard=2"]]["status"], "passed", "kept from the call before")
+        self.assertEqual(self.records[items["state in host memory"]]["tries"], 2)
+
     def test_without_a_gpu(self):
         self.set_gpu("")
         result = self.suite("skips")
@@ -796,6 +835,11 @@ class Tables(unittest.TestCase):
             self.assertGreaterEqual(plan.case_seconds(part), 4 * seconds)
         self.assertEqual(plan.case_seconds("test_combinations_gpu"), 120)
 
+    def test_profiled_kernels_are_those_of_the_sources(self):
+        kernels = (GPU.parents[1] / "kernels" / "cuda" / "resources.txt").read_text(encoding="utf-8")
+        for kernel, _, _ in plan.PROFILED:
+            self.assertRegex(kernels, rf"\b{kernel}\b")
+
     def test_times_of_cases(self):
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "tests.json"
@@ -868,6 +912,19 @@ class Parts(unittest.TestCase):
             command.close()
             self.assertEqual(processes.members(command.process.pid), [])
 
+    def test_what_a_killed_suite_left_is_ended(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            left, other = (processes.Command(["sleep", "100"], folder, {**os.environ, processes.MARK: mark}, folder / mark)
+                           for mark in ("results", "others"))
+            self.assertEqual(processes.end_marked("result"), 0)
+            self.assertEqual(processes.end_marked("results"), 1)
+            self.assertEqual(left.wait(5), -signal.SIGKILL)
+            self.assertIsNone(other.wait(0.1))
+            other.end()
+            for command in (left, other):
+                command.close()
+
     def test_a_process_that_cannot_be_ended_is_left(self):
         with mock.patch.object(processes, "members", return_value=[1 << 30]):
             begin = time.time()
@@ -922,6 +979,33 @@ class Flow(Folder):
         self.assertEqual(records["bench_some_gpu"]["status"], "not finished")
         self.assertEqual(records["training gpt2-xl"]["status"], "passed")
         self.assertEqual(results["machine"]["driver"], f"smi with /driver, {files} files, cores of 0")
+
+
+    def test_scripts_that_are_not_the_archives(self):
+        bundle = self.folder / "tranche-gpu-bundle"
+        for folder in (self.folder, bundle):
+            shutil.copytree(GPU, folder / "scripts" / "gpu", ignore=shutil.ignore_patterns("__pycache__"))
+        for script in ("check.sh", "env.sh"):
+            shutil.copy(GPU / script, bundle)
+        (bundle / "MANIFEST").write_text("commit: abc\nneeds-glibc: 2.2\n")
+        (bundle / "deps").mkdir()
+        write_program(bundle / "bin" / "tranche", TRANCHE.replace("%s", ""))
+        write_program(bundle / "tests" / "test_core", "echo '[  PASSED  ] 53 tests.'")
+        archive = self.folder / "archive.tar.xz"
+        run("tar", "-C", self.folder, "-cJf", archive, "tranche-gpu-bundle")
+        note = "plan.py is another than the archive's, whose programs are of commit abc: this one is taken"
+        for change, noted in (("", False), ("# changed\n", True)):
+            with open(self.folder / "scripts" / "gpu" / "plan.py", "a", encoding="utf-8") as file:
+                file.write(change)
+            result = run(self.folder / "scripts" / "gpu" / "run.sh", "--bundle", archive)
+            self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+            self.assertIn("no driver. Nothing was run", result.stderr)
+            self.assertEqual(note in result.stdout, noted, result.stdout)
+            self.assertNotIn("suite.py is another", result.stdout)
+        if run("unshare", "-rn", "true").returncode == 0:
+            result = run("unshare", "-rn", self.folder / "scripts" / "gpu" / "run.sh", "--bundle", archive)
+            self.assertIn("the network interface lo was down; it is up now", result.stdout)
+            self.assertRegex(result.stdout, "ok +loopback +up")
 
 
 class Targets(unittest.TestCase):

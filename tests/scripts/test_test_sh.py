@@ -40,6 +40,7 @@ echo "tests ^(due)$" >> "$2"
 RELEASE = ["build release", "test release"]
 CUDA = ["build release", "test release"]
 SANITIZERS = ["build asan", "test asan", "build tsan", "test tsan"]
+FULL_SANITIZERS = ["build asan", "test asan", "build asan", "test emulation", "build tsan", "test tsan"]
 
 
 class TestScript(unittest.TestCase):
@@ -126,7 +127,7 @@ class TestScript(unittest.TestCase):
         self.assertEqual((status, steps), (0, RELEASE + ["build alone"]))
         self.assertNotIn("-LE", self.calls)
         self.assertIn("part 0/1 of the drawn sweeps", output)
-        self.assertEqual(self.run_script("scripts/test.sh", "--full", "--sanitizers")[2], SANITIZERS)
+        self.assertEqual(self.run_script("scripts/test.sh", "--full", "--sanitizers")[2], FULL_SANITIZERS)
         self.assertNotIn("-LE", self.calls)
         self.assertIn("--preset asan --target unit_tests gpu_tests ", self.calls)
 

@@ -177,6 +177,12 @@ TEST(Arguments, UnknownFlagsComeBackWithTheNearest) {
   EXPECT_THAT(error_of({"train", "--stag=2"}),
               AllOf(HasSubstr("--stag "), HasSubstr("did you mean --stage?")));
   EXPECT_THAT(error_of({"info", "--jsn"}), HasSubstr("did you mean --json?"));
+  // Names of other programs.
+  EXPECT_THAT(error_of({"train", "--learning_rate", "2"}), HasSubstr("did you mean --lr?"));
+  EXPECT_THAT(error_of({"train", "--batch-size=2"}), HasSubstr("did you mean --micro-batch?"));
+  EXPECT_THAT(error_of({"generate", "--from", "a", "--max_new_tokens", "2"}),
+              HasSubstr("did you mean --tokens?"));
+  EXPECT_THAT(error_of({"info", "--learning-rate", "2"}), Not(HasSubstr("--lr")));
   EXPECT_THAT(error_of({"train", "--qqqqqqqqqqqqqqqqqq"}), Not(HasSubstr("did you mean")));
   EXPECT_THAT(error_of({"train", "data.txt"}), HasSubstr("'data.txt' is no argument"));
   EXPECT_NE(error_of({"evaluate", "--steps", "3"}), "");
@@ -352,6 +358,28 @@ TEST(Arguments, ValuesThatAreNone) {
   EXPECT_THAT(error_of({"train", "--device", "tpu"}), HasSubstr("'tpu' is not one of cpu, cuda"));
   EXPECT_THAT(error_of({"train", "--debug-fail", "1"}), HasSubstr("'1' is not RANK:STEP"));
   EXPECT_THAT(error_of({"train", "--max-seconds", "-1"}), HasSubstr("--max-seconds"));
+}
+
+TEST(Arguments, APathThatOnlyAShellWouldFindIsRefused) {
+  const auto refused = [](const std::vector<std::string>& arguments) {
+    return message_of<ConfigurationError>([&] { (void)parse_arguments(arguments); });
+  };
+  EXPECT_EQ(
+      refused({"train", "--data", "a", "--checkpoint-dir=~/run"}),
+      "--checkpoint-dir '~/run': the shell replaces ~ by the home folder only at the beginning of a word "
+      "that is not quoted, so that this would be a folder named ~; write --checkpoint-dir ~/run, or ./~/run "
+      "if that is meant");
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"train", "--data", "a", "--report", "~/r.json"},
+        {"train", "--data", "~/a.txt"},
+        {"train", "--data", "a", "--nvme-path", "~"},
+        {"tokenize", "--data", "a", "--out", "~/t.safetensors"},
+        {"checkpoint", "import", "a", "--to", "~/base"},
+        {"plan", "--fit", "1GiB", "--write", "~/f.json"}}) {
+    EXPECT_THAT(refused(arguments), HasSubstr("the shell replaces ~ by the home folder"));
+  }
+  EXPECT_EQ(refused({"train", "--data", "a", "--checkpoint-dir", "./~/run", "--report", "~report.json"}), "");
+  EXPECT_EQ(refused({"generate", "--from", "a", "--prompt", "~/"}), "") << "a prompt is no path";
 }
 
 TEST(Arguments, HelpAndVersionAreTexts) {

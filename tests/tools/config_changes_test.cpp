@@ -98,6 +98,13 @@ TEST(ConfigurationChanges, TheEndOfTheRunMattersToSchedulesThatFollowIt) {
   const std::string fixed =
       R"({"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 2, "total_num_steps": 9}}})";
   EXPECT_THAT(changes(fixed, {"tranche.total_steps=20"}, {"tranche.total_steps=10"}), IsEmpty());
+  const std::string stable = R"({"scheduler": {"type": "WSD", "params": {"num_decay_steps": 2}}})";
+  EXPECT_THAT(changes(stable, {"tranche.total_steps=20"}, {"tranche.total_steps=10"}),
+              ElementsAre("tranche.total_steps is 20, was 10: the command line wins"))
+      << "the decay moves with the end";
+  EXPECT_THAT(changes(stable, {"tranche.total_steps=20", "scheduler.params.num_stable_steps=5"},
+                      {"tranche.total_steps=10", "scheduler.params.num_stable_steps=5"}),
+              IsEmpty());
 }
 
 TEST(ConfigurationChanges, AStageThatBringsAnotherPolicySaysSo) {

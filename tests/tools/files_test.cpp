@@ -24,6 +24,26 @@ TEST(Files, RequireWritableSaysSoBeforeAndLeavesNothing) {
               HasSubstr("--report '"));
 }
 
+TEST(Files, AnOutputTakesThePlaceOfNoOtherFile) {
+  const TemporaryFolder folder;
+  const std::string config = folder.write("c.json", "{}"), report = folder.path("r.json");
+  std::filesystem::create_symlink(config, folder.path("link"));
+  const auto refused = [&](const std::vector<NamedFile>& written) {
+    return message_of<ConfigurationError>([&] {
+      require_apart(written, {{"--config", config}, {"--machine", ""}});
+    });
+  };
+  EXPECT_EQ(refused({{"--report", report}, {"--trace", ""}, {"--metrics", ""}}), "");
+  EXPECT_EQ(
+      refused({{"--report", folder.path("./c.json")}}),
+      "--report '" + folder.path("./c.json") + "' would replace the file that --config reads; name another");
+  EXPECT_THAT(refused({{"--trace", folder.path("link")}}), HasSubstr("link' would replace the file that"));
+  EXPECT_EQ(refused({{"--report", report}, {"--trace", folder.path("x/../r.json")}}),
+            "--report '" + report + "' and --trace '" + folder.path("x/../r.json") +
+                "' are one file; name another for one of them");
+  EXPECT_EQ(refused({{"--report", "/dev/null"}, {"--trace", "/dev/null"}}), "") << "nothing is kept there";
+}
+
 TEST(Files, AProbeShowsWhetherRanksShareAFolder) {
   const TemporaryFolder folder;
   const std::string path = folder.path("a/b");

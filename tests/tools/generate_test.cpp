@@ -385,6 +385,36 @@ TEST_F(Generate, SaysWhatOfAPromptIsNotSeen) {
             "without the prompt's first 2\n");
 }
 
+TEST_F(Generate, SaysWhichSettingsOfTheModelAreNotTaken) {
+  const std::string run = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {}), hf = folder_.path("hf"),
+                    path = hf + "/generation_config.json";
+  ASSERT_EQ(test::run({"checkpoint", "export", run, "--to", hf}).status, 0);
+  const auto notes = [&](const std::string& settings, std::vector<std::string> more) {
+    folder_.write("hf/generation_config.json", settings);
+    more.insert(more.begin(), {"--from", hf, "--prompt-tokens", "1", "--tokens", "1"});
+    const ProgramResult result = generate(more);
+    EXPECT_EQ(result.status, 0) << result.errors;
+    return result.errors;
+  };
+  const auto asks = [&](const std::string& settings) {
+    return "note: " + path + " asks for " + settings +
+           ", which is not taken; --temperature, --top-k, --top-p and --greedy say how tokens are drawn\n";
+  };
+  const std::string ours =
+      R"("eos_token_id": 3, "do_sample": true, "top_p": null, "temperature": 0.6, "top_k": 20)";
+  const std::string qwen = "{" + ours + R"(, "repetition_penalty": 1.05})";
+  EXPECT_EQ(notes(qwen, {}), asks("temperature 0.6, top_k 20, repetition_penalty 1.05"));
+  EXPECT_EQ(notes(qwen, {"--greedy"}), asks("repetition_penalty 1.05"));
+  EXPECT_EQ(notes("{" + ours + "}", {"--temperature", "0.6", "--top-k", "20"}), "");
+  EXPECT_EQ(notes(R"({"eos_token_id": 3, "do_sample": false, "num_beams": 4})", {}),
+            asks("do_sample false, num_beams 4"));
+  EXPECT_EQ(notes(R"({"eos_token_id": 3})", {"--greedy", "--top-k", "2", "--temperature", "2"}),
+            "note: --temperature has no effect: --greedy always takes the likeliest token\n"
+            "note: --top-k has no effect: --greedy always takes the likeliest token\n");
+  EXPECT_EQ(notes(R"({"eos_token_id": 3})", {"--temperature", "0", "--seed", "2"}),
+            "note: --seed has no effect: --temperature 0 always takes the likeliest token\n");
+}
+
 TEST_F(Generate, DamageIsFoundBeforeAnythingIsWritten) {
   const std::string path = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {});
   test::flip(path + "/shard-00000-of-00001.h5", 4096 * 3);

@@ -196,6 +196,16 @@ TEST_F(HostileFiles, AConfigurationMayBeAPipe) {
     refused({"plan", "--model", "gpt-nano", "--config", pipe, "--dtype", "bf16"}, 2,
             {"configuration file '" + pipe + "': zero_optimization.stage: stage is 0 to 3, not 7"});
   }
+  {
+    std::jthread writer([&] { std::ofstream(pipe) << "{\"zero_optimization\": {\"stage\": 1}}"; });
+    const ProgramResult plan = test::run({"plan", "--model", "gpt-nano", "--config", pipe, "--fit", "1GiB",
+                                          "--write", folder_.path("fitting.json")});
+    EXPECT_EQ(plan.status, 0) << plan.errors;
+    EXPECT_THAT(test::read_file(folder_.path("fitting.json")), testing::HasSubstr("\"stage\""))
+        << "the pipe is read once";
+  }
+  refused({"scale", "--ranks", "1", "--out", folder_.path("study"), "--config", pipe}, 2,
+          {"--config '" + pipe + "' is no regular file, and every run of a study reads it; give a file"});
   refused({"plan", "--model", "gpt-nano", "--config", "/dev/zero"}, 2, {"it has more than 67108864 bytes"});
 }
 

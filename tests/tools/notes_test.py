@@ -53,9 +53,16 @@ CASES = [
       "--validation-data 'day=v.txt' is taken as a path; the set 'day' of 'v.txt' is meant by 'day=./v.txt'"]),
     (TRAIN + " --validation-data t.txt", ["'t.txt' is held out, but has the contents of a file that is trained on: its losses are of text"]),
     ("plan --model qwen3-0.6b", ["--sequence: not given: sequences of 1024 tokens, of the 40960 that the model has positions for"]),
-    (TRAIN.replace("gpt-nano", "model/config.json"), ["text is read as bytes: 256 of the model's 259 tokens are used"]),
+    (TRAIN.replace("gpt-nano", "model/config.json"),
+     ["text is read as bytes: 256 of the model's 259 tokens are used",
+      "the weights are drawn: model.safetensors in 'model' is not read; tranche checkpoint import model --to BASE takes it, and --resume-weights-only BASE"]),
+    (TRAIN.replace("train", "evaluate").replace("--steps 1", "").replace("gpt-nano", "model/config.json"), ["takes it, and --from BASE begins with it",
+                                                                                                                "the tail of --data is evaluated, 5 % of it, as training holds it out; --validation-data"]),
     (TRAIN.replace("t.txt", "documents.safetensors"), [" attends from one document to those before it in its sequence",
                                                        "longer than a sequence of 16 tokens"]),
+    ("tokenize --data t.txt --tokenizer swapped --out swapped.safetensors", []),
+    (TRAIN.replace("gpt-nano", "model/config.json").replace("t.txt", "swapped.safetensors"),
+     ["the tokens of 'swapped.safetensors' were made with another tokenizer than the model's in 'model': the same numbers mean other text"]),
     # configurations
     ("plan --model gpt-nano --config deepspeed.json",
      ["of the configuration has no effect here", "zero_optimization.cpu_offload: taken as zero_optimization.offload_optimizer.device: \"cpu\", its present name",
@@ -87,13 +94,16 @@ CASES = [
     ("plan --model gpt-mini --device cuda --machine dgx-h100 --micro-batch 1 --accumulate 64", ["64 micro-batches from the simulation of "]),
     (TRAIN + " --config warmup.json", ["scheduler.params.warmup_num_steps: the warm-up ends with step 100, and the run with step 1",
                                        "scheduler.params.total_num_steps: the schedule is for 50 steps, and the run has 1 step"]),
+    (TRAIN + " --config length.json --lr 0.1", ["tranche.total_steps: the schedule is for 20 steps, and the run has 1 step",
+                                                "--lr has no effect: WarmupDecayLR rises to scheduler.params.warmup_max_lr, which is 0.5"]),
     # checkpoints of a run
     (TRAIN + " --checkpoint-dir run --resume latest", ["no checkpoint in run yet: training starts from the beginning"]),
     (TRAIN + " --checkpoint-dir run --resume latest", ["step 1 of 1 is reached already: nothing to train"]),
     (TRAIN + " --steps 2 --checkpoint-dir run --resume latest --resume-weights-only other --lr 0.5 --dtype fp16",
      ["--resume-weights-only other is not read: the run goes on from run", "saved without loss scaling: it begins with a scale of ",
       "optimizer.params.lr"]),
-    (TRAIN.replace("--sequence 16", "--sequence 8") + " --resume-weights-only run", ["was trained on sequences of 16 tokens, this run has 8"]),
+    (TRAIN.replace("--sequence 16", "--sequence 8") + " --resume-weights-only run", ["was trained on sequences of 16 tokens, this run has 8",
+                                                                                         "--lr: not given: 0.001, a rate for weights that are drawn, and these are not"]),
     (TRAIN + " --resume-weights-only foreign", ["foreign/step-00000002 was not written by this program: its tensors are compared, its tokenizer"]),
     ("checkpoint list torn", ["; --resume latest looks at the folders and takes the newest"]),
     (TRAIN + " --steps 3 --checkpoint-dir torn --resume latest", ["passed over: "]),
@@ -107,7 +117,7 @@ CASES = [
     ("checkpoint export undigested --to undigested-export", [" does not say which values the base of its adapters had: they were not compared"]),
     ("generate --from undigested --prompt a --tokens 1", [" does not say which values the base of its adapters had: they were not compared"]),
     ("checkpoint export moved --peft --to moved-export", [" any more: it was not compared"]),
-    (TRAIN + " --checkpoint-dir drawn --set tranche.lora.rank=2 --set tranche.lora.targets=[\"c_attn\"]", ["--sequence"][:0]),
+    (TRAIN + " --checkpoint-dir drawn --set tranche.lora.rank=2 --set tranche.lora.targets=[\"c_attn\"]", ["tranche.lora: adapters are trained beside weights that are drawn; --resume-weights-only takes a model's"]),
     ("checkpoint export drawn --peft --to drawn-export", ["adapter_config.json names no base, which was not imported: write its path or name",
                                                           " carries no tokenizer: checkpoints carry what checkpoint import found"]),
     # generation
@@ -116,6 +126,9 @@ CASES = [
     ("generate --from base --base other --prompt a --tokens 1", [" is not read: base/step-00000000 is whole without it"]),
     ("generate --from model --prompts prompts.txt --tokens 1", ["--prompts 'prompts.txt' holds JSON lines, an object a line, each a prompt",
                                                                 "--prompts 'prompts.txt': keys of its lines that are not read: id, source"]),
+    ("generate --from model --tokenizer swapped --prompt a --tokens 1 --greedy --top-k 2",
+     ["the tokenizer of --tokenizer 'swapped' has other tokens than the model's in 'model': the same numbers mean other text",
+      "--top-k has no effect: --greedy always takes the likeliest token"]),
     ("generate --from bare --prompt-tokens 1,2 --tokens 1", ["no token ends a text: bare has no eos_token_id"]),
     ("generate --from broken --prompt-tokens 1,2 --tokens 1", ["the end token of the tokenizer is not known: "]),
     (f"generate --from bare --prompt-tokens {','.join(['1'] * 1030)} --tokens 1", ["the model sees 1024 tokens at once: prompt 1 has 1030, and nothing of its first 6"]),
@@ -159,6 +172,8 @@ def write_inputs(at):
     (at / "warmup.json").write_text(json.dumps({
         "optimizer": {"type": "AdamW", "params": {"lr": 0.001}},
         "scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": 100, "total_num_steps": 50}}}))
+    (at / "length.json").write_text(json.dumps({"tranche": {"total_steps": 20}, "scheduler": {
+        "type": "WarmupDecayLR", "params": {"warmup_num_steps": 1, "warmup_max_lr": 0.5}}}))
     for name in ("model", "bare", "broken", "ruined", "adapter"):
         (at / name).mkdir()
         if name != "adapter":
@@ -166,6 +181,10 @@ def write_inputs(at):
     for name in ("model", "adapter"):
         write_tokenizer(at / name)
     (at / "broken/tokenizer.json").write_text("{}")
+    (at / "swapped").mkdir()
+    swapped = json.loads((at / "model/tokenizer.json").read_text())
+    swapped["model"]["vocab"] |= {"1": ord("2"), "2": ord("1")}
+    (at / "swapped/tokenizer.json").write_text(json.dumps(swapped))
     (at / "model/notes.md").write_text("x")
     shutil.copy(at / "model/model.safetensors", at / "model/consolidated.safetensors")
     weights = (at / "ruined/model.safetensors").read_bytes()

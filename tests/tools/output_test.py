@@ -78,6 +78,12 @@ def suite_streams():
     os.close(read)
     done = run(["info"], stdout=closed)
     check(done.returncode == -signal.SIGPIPE, "`| head` ends the program as it ends others", ["info"], done.returncode)
+    unread = TINY + ["--checkpoint-dir", path("unread")]
+    done = run(unread, stdout=closed)
+    check(done.returncode == 9 and b"standard output cannot be written: Broken pipe" in done.stderr,
+          "a run whose reader is gone saves and ends", unread, (done.returncode, done.stderr))
+    done = run(["checkpoint", "verify", path("unread")])
+    check(done.returncode == 0, "a run whose reader is gone has saved", unread, done.stderr)
     escapes()
 
 

@@ -1,6 +1,7 @@
 #pragma once
 /// Runs the program inside the test's process, as one rank.
 
+#include <algorithm>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -27,15 +28,26 @@ inline ProgramResult checkpoint_command(std::vector<std::string> arguments) {
   return run(arguments);
 }
 
-/// The arguments of `tranche train` for a tiny model and text, followed by `more`.
+/// The arguments of `tranche train` for a tiny model and a text, unless `more` has other --data, followed by
+/// `more`.
 inline std::vector<std::string> tiny_train(const TemporaryFolder& folder,
                                            const std::vector<std::string>& more) {
   const std::string text = folder.write("tiny.txt", some_text(4000));
-  std::vector<std::string> arguments{"train",     "--model", "gpt-nano",
-                                     "--data",    text,      "--sequence",
-                                     "16",        "--steps", "3",
-                                     "--threads", "1",       "--debug-peak-seconds",
-                                     "0.01",      "--set",   "tranche.workspace=8MiB"};
+  std::vector<std::string> arguments{"train",
+                                     "--model",
+                                     "gpt-nano",
+                                     "--sequence",
+                                     "16",
+                                     "--steps",
+                                     "3",
+                                     "--threads",
+                                     "1",
+                                     "--debug-peak-seconds",
+                                     "0.01",
+                                     "--set",
+                                     "tranche.workspace=8MiB"};
+  if (std::find(more.begin(), more.end(), "--data") == more.end())
+    arguments.insert(arguments.end(), {"--data", text});
   arguments.insert(arguments.end(), more.begin(), more.end());
   return arguments;
 }

@@ -209,5 +209,14 @@ TEST(Placement, SaysWhereThreadsWaitForCores) {
             "mpirun that bound it, mpirun --bind-to none lifts that");
 }
 
+TEST(Placement, SaysThatThreadsOfOpenMpAreNotRead) {
+  EXPECT_EQ(note_on_openmp("8", 2),
+            "OMP_NUM_THREADS=8 is not read: a rank has 2 threads; --threads 8 sets them");
+  EXPECT_EQ(note_on_openmp("2,4", 1),
+            "OMP_NUM_THREADS=2,4 is not read: a rank has 1 thread; --threads 2 sets them");
+  for (const char* given : {static_cast<const char*>(nullptr), "", "0", "1", "2", "many"})
+    EXPECT_EQ(note_on_openmp(given, 2), "");
+}
+
 }  // namespace
 }  // namespace tranche::tools

@@ -145,6 +145,37 @@ TEST(Settings, DtypeReplacesWhicheverNameTheFileUses) {
               HasSubstr("--dtype fp64 is not one of fp32, bf16, fp16"));
 }
 
+TEST(Settings, ARateThatTheScheduleDoesNotFollowIsSaid) {
+  const auto said = [](const std::vector<std::string>& sets) {
+    std::vector<std::string> flags{"--lr", "0.5"};
+    for (const std::string& set : sets) flags.insert(flags.end(), {"--set", set});
+    std::string lines;
+    for (const std::string& note : resolve_settings(train(flags), 1).config.notes) {
+      if (note.starts_with("--lr")) lines += note;
+    }
+    return lines;
+  };
+  const auto schedule = [&](const std::string& type, const std::string& parameters) {
+    return said({R"(scheduler={"type": ")" + type + R"(", "params": {)" + parameters + "}}"});
+  };
+  EXPECT_EQ(schedule("WarmupLR", R"("warmup_num_steps": 5, "warmup_max_lr": 3e-4)"),
+            "--lr has no effect: WarmupLR rises to scheduler.params.warmup_max_lr, which is 0.0003");
+  EXPECT_EQ(schedule("WarmupDecayLR", R"("warmup_num_steps": 5, "warmup_max_lr": 1)"),
+            "--lr has no effect: WarmupDecayLR rises to scheduler.params.warmup_max_lr, which is 1");
+  EXPECT_EQ(schedule("WarmupDecayLR", R"("warmup_num_steps": 5, "warmup_max_lr": "auto")"), "");
+  EXPECT_EQ(schedule("WarmupCosineLR", R"("warmup_num_steps": 5)"), "");
+  EXPECT_EQ(
+      schedule("OneCycle", R"("cycle_min_lr": 0.1, "cycle_max_lr": 1)"),
+      "--lr has no effect: OneCycle takes its rates from scheduler.params.cycle_min_lr and cycle_max_lr");
+  EXPECT_EQ(schedule("LRRangeTest", ""),
+            "--lr has no effect: LRRangeTest takes its rates from scheduler.params.lr_range_test_min_lr");
+  const std::string muon = "optimizer.type=Muon", own = "optimizer.params.muon_lr=0.1";
+  EXPECT_EQ(said({muon, own, "optimizer.params.adam_lr=0.01"}),
+            "--lr has no effect: optimizer.params.muon_lr and adam_lr are the rates of all tensors");
+  EXPECT_EQ(said({muon, own}), "");
+  EXPECT_EQ(said({}), "");
+}
+
 TEST(Settings, StepsAndSequenceHaveDefaults) {
   EXPECT_EQ(resolve_settings(train({}), 1).steps, 100);
   EXPECT_EQ(resolve_settings(train({}), 1).sequence, 64) << "as many as the model has positions";
@@ -359,6 +390,32 @@ TEST(Settings, ManyFilesAndMixtures) {
             "--data '" + a + ":0.5' and --data '" + b + "': give all of them a weight, or none");
   EXPECT_EQ(refused({a + ":0", b + ":1"}), "'" + a + ":0' has the weight 0, but weights are above 0");
   EXPECT_EQ(refused({folder.path("*.bin")}), "no file matches '" + folder.path("*.bin") + "'");
+}
+
+TEST(Settings, BytesAndTokensAreNotMixed) {
+  const TemporaryFolder folder;
+  const std::string text = folder.write("a.txt", test::some_text(2000)),
+                    more = folder.write("b.txt", test::some_text(900)),
+                    tokens = folder.write(
+                        "t.bin", test::nanogpt_tokens(std::vector<std::uint16_t>(1000, std::uint16_t{7})));
+  const auto refused = [&](std::vector<std::string> flags) {
+    flags.insert(flags.end(), {"--sequence", "10"});
+    const Options options = train(flags);
+    return test::message_of<ConfigurationError>(
+        [&] { (void)open_data(options, resolve_settings(options, 1)); });
+  };
+  const auto both = [](const std::string& bytes, const std::string& numbers) {
+    return "data file '" + bytes + "' holds bytes, and '" + numbers +
+           "' tokens of 16 bits: in one run the same numbers would mean two texts; make tokens of both with "
+           "one "
+           "tokenizer (tranche tokenize)";
+  };
+  EXPECT_EQ(refused({"--data", text, "--data", tokens}), both(text, tokens));
+  EXPECT_EQ(refused({"--data", tokens, "--validation-data", text}), both(text, tokens));
+  EXPECT_EQ(refused({"--data", text, "--validation-data", "b=" + more, "--validation-data", "t=" + tokens}),
+            both(text, tokens));
+  EXPECT_EQ(refused({"--data", text, "--validation-data", more}), "");
+  EXPECT_EQ(refused({"--data", text, "--data", tokens, "--data-format", "text"}), "") << "all are bytes";
 }
 
 TEST(Settings, DocumentsLongerThanASequenceAreSaid) {

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <thread>
@@ -88,21 +89,34 @@ TEST(StopSignals, EndAProcessThatDoesNotTakeThem) {
   EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM) << status;
 }
 
-TEST(StopSignals, AHangUpThatIsIgnoredStaysIgnored) {
-  struct sigaction ignore {
-  }, before{}, during{};
-  ignore.sa_handler = SIG_IGN;  // as nohup starts a program
-  ::sigaction(SIGHUP, &ignore, &before);
-  {
-    StopSignals signals;
-    ::sigaction(SIGHUP, nullptr, &during);
-    ::raise(SIGHUP);
-    EXPECT_EQ(signals.poll(), 0);
-    ::raise(SIGUSR2);
-    EXPECT_EQ(signals.poll(), SIGUSR2) << "the others are taken all the same";
+TEST(StopSignals, WhatTheParentHadIgnoredStaysIgnored) {
+  for (const int ignored : {SIGHUP, SIGPIPE}) {
+    struct sigaction ignore {
+    }, before{}, during{};
+    ignore.sa_handler = SIG_IGN;  // as nohup starts a program, or a service
+    ::sigaction(ignored, &ignore, &before);
+    {
+      StopSignals signals;
+      ::sigaction(ignored, nullptr, &during);
+      ::raise(ignored);
+      EXPECT_EQ(signals.poll(), 0);
+      ::raise(SIGUSR2);
+      EXPECT_EQ(signals.poll(), SIGUSR2) << "the others are taken all the same";
+    }
+    ::sigaction(ignored, &before, nullptr);
+    EXPECT_EQ(during.sa_handler, SIG_IGN);
   }
-  ::sigaction(SIGHUP, &before, nullptr);
-  EXPECT_EQ(during.sa_handler, SIG_IGN);
+}
+
+TEST(StopSignals, AReaderThatIsGoneIsARequest) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::pipe(ends.data()), 0);
+  ::close(ends[0]);
+  StopSignals signals;
+  EXPECT_EQ(::write(ends[1], "x", 1), -1);
+  EXPECT_EQ(signals.poll(), SIGPIPE);
+  EXPECT_EQ(::write(ends[1], "x", 1), -1) << "the process lives on to save";
+  ::close(ends[1]);
 }
 
 TEST(StopSignals, TheFirstInterruptIsARequest) {

@@ -247,7 +247,9 @@ TEST(TokenFile, RefusesFilesThatAreNotWhatTheyShouldBe) {
   const std::string missing = folder.path("missing.txt");
   EXPECT_THAT(open(missing), AllOf(HasSubstr(missing), HasSubstr("cannot be opened")));
   EXPECT_THAT(open(folder.write("empty.txt", "")), AllOf(HasSubstr("empty.txt"), HasSubstr("is empty")));
-  EXPECT_THAT(open(folder.path(".")), HasSubstr("is not a file"));
+  EXPECT_THAT(open(folder.path(".")),
+              HasSubstr("is not a file but a folder; a pattern names its files, such as '" +
+                        folder.path("./*.bin") + "'"));
   EXPECT_THAT(open(folder.write("odd.bin", "abc")), HasSubstr("holds 3 bytes, an odd number"));
   EXPECT_THAT(open(folder.write("v.bin", llmc_tokens({1, 2}, 7))), HasSubstr("version 7; version 1"));
   const std::string cut = llmc_tokens({1, 2, 3}).substr(0, 1028);

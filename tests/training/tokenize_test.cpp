@@ -19,6 +19,7 @@
 #include "training/file_content.h"
 #include "training/token_parts.h"
 #include "tranche/core/error.h"
+#include "tranche/training/token_file.h"
 
 namespace tranche::training {
 namespace {
@@ -254,6 +255,10 @@ TEST(Tokenize, NamesFileAndLineOfWhatIsWrong) {
               AllOf(HasSubstr("b.txt', line 2 is not JSON"),
                     HasSubstr("the file begins as JSON lines do: --data-format text takes it as one text")));
   EXPECT_THAT(refused("e.txt", "", "o.safetensors"), HasSubstr("e.txt' is empty"));
+  std::filesystem::create_directories(folder.path("texts"));
+  EXPECT_THAT(refused("texts", "", "o.safetensors"),
+              HasSubstr("texts' is not a file but a folder; a pattern names its files, such as '" +
+                        folder.path("texts/*.jsonl") + "'"));
   EXPECT_THAT(refused("a.txt", "x", "o.npy"), HasSubstr("o.npy' ends neither in .safetensors nor in .bin"));
 }
 
@@ -460,12 +465,15 @@ TEST(TokenParts, AreJoinedOnlyWithTheCountsThatWereWritten) {
   EXPECT_EQ(sizes, read_part_sizes(parts[0]));
   sizes += write_part(parts[1], documents);
   const std::string output = folder.path("out.safetensors");
-  join_as_safetensors(parts, sizes, 1, output);
+  join_as_safetensors(parts, sizes, 1, {}, output);
   append_document(*make_byte_tokenizer(), read(R"({"text": "d"})"), true, documents);
   (void)write_part(parts[1], documents);
   std::filesystem::remove(output);
-  for (const auto join : {join_as_safetensors, join_as_llmc}) {
-    EXPECT_THAT(message_of<ConfigurationError>([&] { join(parts, sizes, 2, output); }),
+  for (const bool llmc : {false, true}) {
+    EXPECT_THAT(message_of<ConfigurationError>([&] {
+                  llmc ? join_as_llmc(parts, sizes, 2, output)
+                       : join_as_safetensors(parts, sizes, 2, {}, output);
+                }),
                 HasSubstr("hold 7 tokens of 3 documents, but 6 tokens of 2 documents were written there"));
   }
   EXPECT_FALSE(std::filesystem::exists(output));
@@ -473,6 +481,29 @@ TEST(TokenParts, AreJoinedOnlyWithTheCountsThatWereWritten) {
   std::filesystem::create_directories(target / "x");
   EXPECT_THROW((void)write_part(target.string(), documents), IoError);
   for (const std::string& name : folder.names()) EXPECT_THAT(name, testing::Not(HasSubstr(".new-")));
+}
+
+TEST(Tokenize, TheFileNamesItsTokenizer) {
+  const TemporaryFolder folder;
+  const auto bytes = make_byte_tokenizer();
+  TokenizeOptions options;
+  options.inputs = {folder.write("a.txt", "plain text")};
+  options.output = folder.path("out.safetensors");
+  (void)tokenize_files(*bytes, options);
+  EXPECT_EQ(TokenFile(options.output).made_by().vocabulary, "") << "every byte is a token";
+  options.tokenizer_digest = "of a folder";
+  (void)tokenize_files(*bytes, options);
+  const TokenFile named(options.output);
+  EXPECT_EQ(named.made_by().vocabulary, vocabulary_digest(*bytes));
+  EXPECT_EQ(named.made_by().files, "of a folder");
+  EXPECT_EQ(named.size(), 10);
+  // The digest is one of numbers and their text, whatever else the files hold.
+  const auto read = [](const std::string& merges) {
+    return read_vocabulary_and_merges(byte_vocabulary().replace(0, 1, R"({"ab":256,"ba":257,)"), merges, "x");
+  };
+  const auto one = read("#version\na b\nb a\n"), other = read("#version\nb a\na b\n");
+  EXPECT_EQ(vocabulary_digest(*one), vocabulary_digest(*other));
+  EXPECT_NE(vocabulary_digest(*one), vocabulary_digest(*bytes));
 }
 
 TEST(Tokenize, PatternsAreSortedNames) {

@@ -321,6 +321,8 @@ TEST(Tokenizer, IsLoadedFromAFolder) {
               HasSubstr("merges.txt' cannot be read: No such file"));
   folder.write("merges.txt", Files().merges_text);
   EXPECT_TRUE(has_tokenizer(path));
+  EXPECT_THAT(message_of<ConfigurationError>([&] { (void)load_tokenizer(folder.path("vocab.json")); }),
+              HasSubstr("vocab.json' is a file; a tokenizer is named by the folder that holds its files"));
   EXPECT_EQ(load_tokenizer(path)->special().end, 264);
   folder.write("tokenizer.model", "no protocol buffer");
   EXPECT_THAT(message_of<ConfigurationError>([&] { (void)load_tokenizer(path); }),

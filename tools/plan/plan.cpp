@@ -231,6 +231,9 @@ std::string what_would_have_fitted(const planner::PlanRequest& request, double s
 
 int run_plan(const Options& options, const Output& output) {
   check_speeds(options);
+  require_apart({{"--trace", options.trace}}, {{"--config", options.config}});
+  require_apart({{"--write", options.write}, {"--trace", options.trace}},
+                {{"--model", options.model}, {"--machine", options.machine}});
   if (options.mesh) {
     if (const auto axes = planner::searched_axes(*options.mesh))
       return run_mesh_search(options, *axes, output);

@@ -156,6 +156,11 @@ void ScaleStudy::find_programs() {
 }
 
 void ScaleStudy::choose_threads() {
+  std::error_code none;
+  if (exists(options_.config) && !std::filesystem::is_regular_file(options_.config, none)) {
+    throw ConfigurationError(fmt::format(
+        "--config '{}' is no regular file, and every run of a study reads it; give a file", options_.config));
+  }
   // The threads are equal at every point: if a single rank used all cores, there could be no speed-up.
   const Config config = read_config(at(facts_.ranks.front(), facts_.stages.front()), facts_.ranks.front());
   facts_.threads = config.threads;

@@ -69,8 +69,9 @@ std::string change(const std::string& what, const std::string& is, const std::st
 bool follows_the_end(const Flat& flat) {
   const json* type = find(flat, "scheduler.type");
   if (type == nullptr || !type->is_string()) return false;
-  return (*type == "WarmupDecayLR" || *type == "WarmupCosineLR") &&
-         find(flat, "scheduler.params.total_num_steps") == nullptr;
+  const bool ends = *type == "WarmupDecayLR" || *type == "WarmupCosineLR" ||
+                    (*type == "WSD" && find(flat, "scheduler.params.num_stable_steps") == nullptr);
+  return ends && find(flat, "scheduler.params.total_num_steps") == nullptr;
 }
 
 /// The mesh of an effective configuration (Config::to_json()), for the number of ranks among which its batch

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <deque>
 #include <nlohmann/json.hpp>
 
@@ -222,6 +223,13 @@ void Report::write() {
   kept.steps.write(file, "steps");
   file.write("\n}\n");
   file.commit();
+}
+
+std::string note_on_openmp(const char* given, int threads) {
+  const int asked = given == nullptr ? 0 : std::atoi(given);
+  if (asked < 2 || asked == threads) return {};
+  return fmt::format("OMP_NUM_THREADS={} is not read: a rank has {} thread{}; --threads {} sets them", given,
+                     threads, threads == 1 ? "" : "s", asked);
 }
 
 std::string note_on_cores(const Placement& placement) {

@@ -37,6 +37,10 @@ struct Placement {
 /// share; empty if there is no problem.
 std::string note_on_cores(const Placement& placement);
 
+/// A line if OMP_NUM_THREADS, whose text is `given` (null: not set), asks for another number of threads. A 1
+/// is what launchers set for all programs.
+std::string note_on_openmp(const char* given, int threads);
+
 /// Collects the run's report on rank 0. Without keep_for() there is no report, and steps, validations and
 /// checkpoints are not kept; with it they are stored in files, so that memory does not grow with them.
 class Report {

@@ -63,6 +63,14 @@ void open_at(detail::FileSystem& files, const std::string& path, ResumeSource& r
 
 }  // namespace
 
+std::vector<std::string> tokenizer_folders(const Options& options, const ResumeSource& source) {
+  std::vector<std::string> folders;
+  if (!source.folder.empty())
+    folders.push_back(detail::join_path(source.folder, std::string(checkpoint::companion_folder)));
+  if (options.model.ends_with(".json")) folders.push_back(detail::parent_path(options.model));
+  return folders;
+}
+
 void hold_against(const RunIdentity& present, const models::ModelRegistry& models, const std::string& user,
                   const std::string& folder, ResumeSource& resume_source) {
   resume_source.folder = folder;
@@ -102,6 +110,21 @@ void hold_against(const RunIdentity& present, const models::ModelRegistry& model
 
 namespace {
 
+/// A line if weights lie beside the model that the run does not begin with; empty if there are none.
+std::string note_on_weights(detail::FileSystem& files, const Options& options) {
+  const std::string folder =
+      options.model.ends_with(".json") ? detail::parent_path(options.model) : options.model;
+  for (const char* name : {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+                           "pytorch_model.bin.index.json"}) {
+    if (!files.exists(detail::join_path(folder, name))) continue;
+    return fmt::format(
+        "the weights are drawn: {} in '{}' is not read; tranche checkpoint import {} --to BASE takes it, and "
+        "{} BASE begins with it",
+        name, folder, folder, options.command == Command::train ? "--resume-weights-only" : "--from");
+  }
+  return {};
+}
+
 /// Bytes, and a few markers such as the end of a text.
 constexpr std::int64_t most_byte_tokens = 260;
 
@@ -112,12 +135,9 @@ void require_tokens(const Options& options, const RunIdentity& present, const Re
       source.tokenizer->kind == Tokenizer::Kind::bytes) {
     return;
   }
-  const std::string beside = std::filesystem::path(options.model).parent_path().string();
-  std::string folder;  // folder with the tokenizer
-  for (const std::string& place :
-       {source.folder, options.model.ends_with(".json") ? beside : std::string()}) {
-    if (folder.empty() && !place.empty() && training::has_tokenizer(place)) folder = place;
-  }
+  const std::vector<std::string> places = tokenizer_folders(options, source);
+  const auto found = std::find_if(places.begin(), places.end(), training::has_tokenizer);
+  const std::string folder = found == places.end() ? "" : *found;
   if (folder.empty() && source.tokenizer->vocabulary <= most_byte_tokens) return;
   throw ConfigurationError(
       fmt::format("--data '{}' holds bytes, but the weights of {} are of {}, whose numbers mean other text: "
@@ -194,7 +214,11 @@ ResumeSource find_resume_source(detail::FileSystem& files, const Options& option
     path = options.resume_weights_only.empty() ? options.from : options.resume_weights_only;
     resume_source.weights_only = !path.empty();
   }
-  if (path.empty()) return resume_source;
+  if (path.empty()) {
+    const std::string weights = note_on_weights(files, options);
+    if (!weights.empty()) resume_source.notes.push_back(weights);
+    return resume_source;
+  }
   resume_source.partial = options.partial && (resume_source.weights_only || !options.resumes_own());
   checkpoint::with_reason("cannot open checkpoint " + path,
                           [&] { open_at(files, path, resume_source, user); });

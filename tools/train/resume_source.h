@@ -39,6 +39,10 @@ struct ResumeSource {
 ResumeSource find_resume_source(detail::FileSystem& files, const Options& options,
                                 const RunIdentity& present);
 
+/// The folders in which the model's tokenizer may lie: what the checkpoint carries, and beside --model's
+/// file.
+std::vector<std::string> tokenizer_folders(const Options& options, const ResumeSource& source);
+
 /// The sequence length with which the checkpoint of `--from` or `--resume` was trained; 0: unknown, or there
 /// is none yet. Not collective. Throws CheckpointError for a missing or incomplete checkpoint.
 std::int64_t sequence_of_source(detail::FileSystem& files, const Options& options);

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <random>
@@ -17,6 +18,7 @@
 #include "tools/plan/plan.h"
 #include "tools/train/config_changes.h"
 #include "tools/train/profiling.h"
+#include "tools/train/tokenizer_match.h"
 #include "tranche/core/error.h"
 #include "tranche/planner/host_state.h"
 #include "tranche/training/metrics.h"
@@ -69,7 +71,36 @@ void require_same(Launch& launch, const Settings& settings, const Data& data) {
   }
 }
 
+/// Lines about weights, tokens and a learning rate that may not belong together.
+std::vector<std::string> notes_on_start(const Options& options, const Config& config, const Data& data,
+                                        const ResumeSource& source) {
+  std::vector<std::string> notes = notes_on_tokenizers(data.files(), tokenizer_folders(options, source));
+  if (config.lora.any() && source.folder.empty()) {
+    notes.emplace_back(
+        "tranche.lora: adapters are trained beside weights that are drawn; --resume-weights-only takes a "
+        "model's");
+  }
+  const bool chosen = options.learning_rate || !options.config.empty() ||
+                      std::any_of(options.set.begin(), options.set.end(), [](const std::string& set) {
+                        return set.starts_with("optimizer") || set.starts_with("scheduler");
+                      });
+  if (options.command == Command::train && source.weights_only && !chosen) {
+    notes.push_back(fmt::format(
+        "--lr: not given: {}, a rate for weights that are drawn, and these are not (transformers: 5e-05)",
+        config.optimizer.learning_rate));
+  }
+  return notes;
+}
+
 }  // namespace
+
+void Run::require_files_apart() const {
+  std::vector<NamedFile> read{{"--config", options.config}, {"--model", options.model}};
+  for (const auto& file : data.training_files) read.push_back({"--data", file->path()});
+  for (const auto& file : data.validation_files) read.push_back({"--validation-data", file->path()});
+  require_apart({{"--report", options.report}, {"--metrics", options.metrics}, {"--trace", options.trace}},
+                read);
+}
 
 int Run::take_sequence() {
   const bool resumes = options.command == Command::train && !options.resume.empty();
@@ -109,6 +140,7 @@ int Run::prepare() {
       throw ConfigurationError("--debug-out-of-memory takes away what --device-memory leaves; give that too");
     }
     if (is_root()) {
+      require_files_apart();
       require_writable(options.report, "--report");
       require_writable(options.trace, "--trace");
       if (!options.report.empty()) report.keep_for(options.report);
@@ -129,6 +161,8 @@ int Run::prepare() {
       if (!is_root()) return;
       resume_source =
           find_resume_source(detail::posix_file_system(), options, identity_of(options, settings, data));
+      const std::vector<std::string> notes = notes_on_start(options, settings.config, data, resume_source);
+      resume_source.notes.insert(resume_source.notes.end(), notes.begin(), notes.end());
     });
   }
   if (status == 0) status = keep_earlier_defaults();
@@ -315,6 +349,8 @@ void Run::show_start() {
   if (!documents.empty()) print_row("note", documents);
   const std::string cores = note_on_cores(placement);
   if (!cores.empty() && options.device == "cpu") print_row("note", cores);
+  const std::string threads = note_on_openmp(std::getenv("OMP_NUM_THREADS"), placement.threads);
+  if (!threads.empty() && options.device == "cpu" && settings.config.threads == 0) print_row("note", threads);
   for (const std::string& note : resume_source.notes) print_row("note", note);
   output.out.flush();
 }

@@ -82,6 +82,8 @@ struct Run {
   /// exit status.
   int take_sequence();
   bool took_sequence = false;  ///< set by take_sequence()
+  /// Throws ConfigurationError if a file to write is one that the run reads, or two flags write one file.
+  void require_files_apart() const;
   /// Collective. Uses the adapters of the checkpoint from which the run starts if the configuration has none;
   /// refuses different ones. Returns the exit status.
   int take_adapters();

@@ -15,6 +15,7 @@
 #include "core/json.h"
 #include "core/relaxed_json.h"
 #include "core/text_file.h"
+#include "tools/train/tokenizer_match.h"
 #include "tranche/core/error.h"
 #include "tranche/device/device.h"
 #include "tranche/training/tokenize.h"
@@ -144,10 +145,11 @@ std::string default_configuration(const Options& options) {
 
 Config read_config(const Options& options, int ranks) {
   const bool given = !options.config.empty();
-  // The file is read once, because it may be a pipe.
-  const std::string text =
-      given ? detail::read_text_file(options.config, "configuration file", detail::Pipes::allowed)
-            : default_configuration(options);
+  if (given && options.config_text->first != options.config) {
+    *options.config_text = {
+        options.config, detail::read_text_file(options.config, "configuration file", detail::Pipes::allowed)};
+  }
+  const std::string text = given ? options.config_text->second : default_configuration(options);
   const std::string origin =
       given ? fmt::format("configuration file '{}'", options.config) : std::string("configuration");
   const Config config = parse_config(text, ranks, overrides_of(options, text), options.strict, origin);
@@ -176,10 +178,28 @@ std::int64_t sequence_of(std::optional<std::int64_t> asked, const models::Langua
 
 namespace {
 
+/// The reason why the configuration's schedule does not follow the learning rate; empty if it does.
+std::string reason_without_rate(const Config& config) {
+  const std::string& type = config.schedule.type;
+  const auto parameters = detail::parse_json(config.schedule.parameters_json);
+  if (type == "OneCycle" || type == "LRRangeTest") {
+    return fmt::format("{} takes its rates from scheduler.params.{}", type,
+                       type == "OneCycle" ? "cycle_min_lr and cycle_max_lr" : "lr_range_test_min_lr");
+  }
+  if ((type == "WarmupLR" || type == "WarmupDecayLR") && parameters.contains("warmup_max_lr")) {
+    return fmt::format("{} rises to scheduler.params.warmup_max_lr, which is {}", type,
+                       parameters["warmup_max_lr"].dump());
+  }
+  const auto& given = config.optimizer.parameters;
+  if (given.contains("muon_lr") && given.contains("adam_lr"))
+    return "optimizer.params.muon_lr and adam_lr are the rates of all tensors";
+  return {};
+}
+
 /// A line for each flag that has no effect beside the others, or was given several times.
 std::vector<std::string> notes_on_flags(const Options& options, const Config& config) {
   std::vector<std::string> notes = options.notes;
-  const auto note = [&](bool idle, const char* flag, const char* why) {
+  const auto note = [&](bool idle, const char* flag, std::string_view why) {
     const bool given = std::any_of(options.flags.begin(), options.flags.end(), [&](const Flag& each) {
       return each.name == flag && each.value != "not given";
     });
@@ -189,6 +209,8 @@ std::vector<std::string> notes_on_flags(const Options& options, const Config& co
   note(!options.validation_data.empty(), "--validation-fraction", "--validation-data is held out");
   note(options.max_seconds == 0, "--min-steps", "it is for runs that --max-seconds ends");
   note(options.keep_last == 0, "--keep-every", "without --keep-last every checkpoint is kept");
+  const std::string without_rate = reason_without_rate(config);
+  note(!without_rate.empty(), "--lr", without_rate);
   note(offload.optimizer == OffloadTier::none, "--offload-ratio",
        "the optimizer's state stays on the device");
   note(!offload.uses_nvme(), "--host-state", "nothing is on nvme");
@@ -435,6 +457,12 @@ Data open_data(const Options& options, const Settings& settings) {
             : "hold out other data with --validation-data or --validation-fraction");
   };
   if (tails) hold_out("", std::move(ends_of_files));
+  if (tails && options.command == Command::evaluate) {
+    data.notes.push_back(
+        fmt::format("the tail of --data is evaluated, {:.3g} % of it, as training holds it out; "
+                    "--validation-data evaluates all of a file",
+                    100 * options.validation_fraction));
+  }
   for (const HeldOut& set : held_out_by_name) {
     std::vector<training::TokenRange> ranges;
     for (const std::string& path : set.files) {
@@ -451,6 +479,7 @@ Data open_data(const Options& options, const Settings& settings) {
     }
     hold_out(set.name, std::move(ranges));
   }
+  require_one_kind(data.files());
   std::vector<training::Mixture::Source> mixed;
   if (sources.front().weight && sources.size() > 1) {
     for (std::size_t i = 0; i < sources.size(); ++i) {

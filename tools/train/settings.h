@@ -66,6 +66,14 @@ struct Data {
   std::vector<ValidationSet> validation;       ///< at least one
   std::unique_ptr<training::Mixture> mixture;  ///< of the training windows
   std::vector<std::string> notes;              ///< for the table at the start
+  /// All files, those to train on first.
+  std::vector<const training::TokenFile*> files() const {
+    std::vector<const training::TokenFile*> all;
+    for (const auto* part : {&training_files, &validation_files}) {
+      for (const auto& file : *part) all.push_back(file.get());
+    }
+    return all;
+  }
   bool has_documents() const {
     const auto some = [](const auto& files) {
       return std::any_of(files.begin(), files.end(),

@@ -102,8 +102,8 @@ int ranks_of_node_by_launcher();
 /// The number of cores that the launcher gave each rank (SLURM_CPUS_PER_TASK); 0 when it is unknown.
 int cores_of_rank_by_launcher();
 /// Throws ConfigurationError if the environment shows that a batch system (Slurm's srun, pbsdsh, blaunch,
-/// jsrun) started this process as one of several tasks without PMI: each task would be a separate run of one
-/// rank.
+/// jsrun, torchrun) started this process as one of several tasks without PMI: each task would be a separate
+/// run of one rank.
 void require_joined_tasks();
 /// Throws ConfigurationError if `size`, that of MPI_COMM_WORLD, is 1 but the launcher started more ranks: the
 /// launcher belongs to another MPI than the program's.

@@ -1,7 +1,7 @@
 #pragma once
 /// The search for a mesh: it finds the axes, stage, schedule, checkpointing, tiers and micro-batches with the
 /// shortest step among all that fit a budget. docs/guides/mesh-search.md explains the output;
-/// planner/mesh_search.cpp explains the bounds.
+/// planner/mesh_search.cpp and planner/mesh_trials.h explain the bounds.
 
 #include <cstdint>
 #include <optional>
@@ -48,7 +48,7 @@ struct SearchCounts {
   std::int64_t by_state = 0;
   std::int64_t by_activations = 0;  ///< state and the activations that a plan of equal stages measured exceed
                                     ///< the budget
-  std::int64_t by_micro_batch = 0;  ///< a smaller micro-batch does not fit
+  std::int64_t by_micro_batch = 0;  ///< a smaller micro-batch does not fit, and no stage holds more of it
   std::int64_t by_time = 0;         ///< takes at least as long as the chosen one, whatever its memory
   std::int64_t refused = 0;         ///< a run would refuse it
   std::int64_t planned = 0;         ///< run on the meta device

@@ -1,7 +1,8 @@
 #pragma once
 /// Signals as requests to save and end: SIGUSR1, SIGUSR2 and SIGTERM, which batch systems send before they
-/// take a node away; SIGHUP, which arrives when the terminal closes; and SIGINT, which people send. SIGINT
-/// and SIGTERM ask a study to end its run and to report the results so far.
+/// take a node away; SIGHUP, which arrives when the terminal closes; SIGPIPE, which arrives when what reads
+/// the output is gone (`| tee log` in a closed terminal); and SIGINT, which people send. SIGINT and SIGTERM
+/// ask a study to end its run and to report the results so far.
 
 #include <signal.h>
 
@@ -16,11 +17,11 @@ namespace tranche::training {
 /// blocked signals, and threads that libraries started before pass them on to the main thread.
 class StopSignals {
  public:
-  static constexpr std::array<int, 4> signals{SIGUSR1, SIGUSR2, SIGTERM, SIGHUP};
+  static constexpr std::array<int, 5> signals{SIGUSR1, SIGUSR2, SIGTERM, SIGHUP, SIGPIPE};
 
   /// Handles `signals`; and SIGINT, whose first arrival is a request, while a second one ends the process at
-  /// once, as people expect. An ignored SIGHUP (nohup) stays ignored, and so does an ignored SIGINT (a
-  /// script's background job). Throws LogicError on a thread other than the process's first.
+  /// once, as people expect. An ignored SIGHUP (nohup) or SIGPIPE stays ignored, and so does an ignored
+  /// SIGINT (a script's background job). Throws LogicError on a thread other than the process's first.
   StopSignals();
   /// None of the signals `which` ends the process from now on.
   explicit StopSignals(std::vector<int> which);

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tranche/training/tokenizer.h"
+
 namespace tranche::detail {
 class File;
 }
@@ -56,6 +58,8 @@ class TokenFile {
   /// Reads tokens [first, first + into.size()). Throws ConfigurationError, naming file, position and value,
   /// for a token that is not below `vocabulary`, and InvalidArgument outside of the file.
   void read(std::int64_t first, std::span<std::int32_t> into, std::int64_t vocabulary) const;
+  /// The tokenizer that made a file of tranche tokenize's, if the file names it.
+  const TokenizerStamp& made_by() const noexcept { return made_by_; }
   /// For each document the index after its last token, ascending; empty: the file has no document boundaries.
   std::span<const std::int64_t> document_ends() const noexcept { return document_ends_; }
   /// For each of tokens [first, first + into.size()) whether it is learned: 1 everywhere if the file has no
@@ -88,6 +92,7 @@ class TokenFile {
   bool by_ending_ = false;  ///< detected by the file's name
   std::vector<std::int64_t> document_ends_;
   std::int64_t targets_begin_ = 0;  ///< of the first byte of the targets; 0: there are none
+  TokenizerStamp made_by_;
   std::string digest_;
   /// The modification time for which the digest is known to hold; 0: none yet.
   mutable std::int64_t changed_ = 0;

@@ -49,6 +49,15 @@ class Tokenizer {
   SpecialTokens special_;
 };
 
+/// Identifies the tokenizer that made a file of tokens. Empty texts: it is unknown, or every token is a byte.
+struct TokenizerStamp {
+  std::string vocabulary;  ///< its vocabulary_digest()
+  std::string files;       ///< the tokenizer_digest() of its folder
+};
+
+/// A digest of the bytes of every token, in 16 hexadecimal digits: equal if all numbers mean the same text.
+std::string vocabulary_digest(const Tokenizer& tokenizer);
+
 /// Makes a tokenizer for which every byte is a token; vocabulary 256.
 std::unique_ptr<Tokenizer> make_byte_tokenizer();
 /// Reads tokenizer.json of Hugging Face's tokenizers: BPE over bytes (GPT-2, Llama 3, Qwen) and over

@@ -1,0 +1,42 @@
+#include "tools/flag_values.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "core/output_file.h"
+#include "tranche/core/error.h"
+
+namespace tranche::tools {
+
+std::vector<std::string> repeated_flags(const CLI::App& command) {
+  std::vector<std::string> notes;
+  for (const CLI::Option* option : command.get_options()) {
+    const auto& values = option->results();
+    const bool single = option->get_expected_max() == 1 &&
+                        option->get_multi_option_policy() == CLI::MultiOptionPolicy::TakeLast;
+    if (!single ||
+        std::all_of(values.begin(), values.end(), [&](const auto& one) { return one == values[0]; }))
+      continue;
+    notes.push_back(fmt::format("{} was given {} times: {}, the last, is taken", option->get_name(),
+                                values.size(), values.back()));
+  }
+  return notes;
+}
+
+void refuse_home_sign(const CLI::App& command) {
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string type = option->get_type_name(), name = option->get_name();
+    if (type.find("FILE") == std::string::npos && type.find("DIR") == std::string::npos) continue;
+    for (const std::string& path : option->results()) {
+      if (!detail::begins_at_home(path)) continue;
+      throw ConfigurationError(fmt::format(
+          "{} '{}': the shell replaces ~ by the home folder only at the beginning of a word that is "
+          "not quoted, so that this would be a folder named ~; write {} {}, or ./{} if that is meant",
+          name, path, name, path, path));
+    }
+  }
+}
+
+}  // namespace tranche::tools
