@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "../offload/faulty_file_system.h"
 #include "engine/offload_share.h"
@@ -156,6 +157,7 @@ TEST_F(HostState, NoDepthOfReadingAheadChangesABit) {
         run.offload.tile_buffers = buffers;
         run.overlap = overlap;
         run.offload.host_state = buffers == 4 ? 200'000 : 0;
+        run.link_bytes_per_second = buffers == 64 ? 3e7 : 0;  // gradients arrive behind the agreement
         EXPECT_EQ(trained(run, true), expected) << rule << " " << buffers;
       }
     }
@@ -264,6 +266,33 @@ TEST_F(HostState, AllWeightsStayInTheirBytesAndNotInOneLess) {
   EXPECT_EQ(stays(weights - 1), weights - last);
 }
 
+TEST_F(HostState, NoMoreIsReadAheadThanTheBudgetAllows) {
+  std::int64_t weights = 0;
+  const ModelSpec model = tiled_model();
+  for (const UnitSpec& unit : model.units()) {
+    for (const bool frozen : {false, true}) weights += 2 * padded_elements(unit, frozen);
+  }
+  // Neither a budget of nothing nor one that weights use up leaves a buffer beyond buffer_count.
+  for (const bool all_weights : {false, true}) {
+    OddRun run = run_of(1, all_weights);
+    run.offload.host_state = all_weights ? weights : 0;
+    FaultyFileSystem files(detail::posix_file_system());
+    on_tiled_ranks(
+        run,
+        [&](Engine& engine, Runtime& runtime) {
+          const std::int64_t begun = files.count(FileOperation::read);
+          whole_step(engine, runtime, 0);
+          for (int ms = 0; files.count(FileOperation::read) < begun + 3 && ms < 20'000; ++ms) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          }
+          std::this_thread::sleep_for(std::chrono::milliseconds(50));  // one more would be here by then
+          EXPECT_EQ(files.count(FileOperation::read), begun + run.offload.tile_buffers) << all_weights;
+          (void)engine.step();
+        },
+        &files);
+  }
+}
+
 TEST_F(HostState, EveryRuleTakesBuffersToReadAhead) {
   for (const char* optimizer : {"AdamW", "Lamb", "LARS", "Muon"}) {
     OddRun run = run_of(1, false);
@@ -326,9 +355,12 @@ TEST_F(HostState, EveryRuleReadsAheadOnceBeforeItsUpdate) {
 
 TEST_F(HostState, ASaveTakesStateThatStaysTileByTile) {
   int number = 0;
-  for (const bool weights : {false, true}) {
+  // LAMB visits its state before the update, and hands it over then.
+  for (const auto& [optimizer, weights] :
+       {std::pair("AdamW", false), std::pair("AdamW", true), std::pair("Lamb", false)}) {
     for (const std::int64_t bytes : {std::int64_t{60'000}, std::int64_t{150'000}, std::int64_t{10'000'000}}) {
       OddRun run = run_of(2, weights);
+      run.optimizer = optimizer;
       const std::vector<kernels::Digest> expected = undisturbed(run, 4, 2);
       run.offload.host_state = bytes;
       const std::string folder = path("saves" + std::to_string(number++));

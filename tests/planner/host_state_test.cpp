@@ -354,10 +354,10 @@ TEST(HostState, WhatStaysDecidesBetweenTheDiskAndComputingAgain) {
   fit.budget =
       std::max(disk.tier(Tier::device).peak, plan_run(with(OffloadTier::none, true)).tier(Tier::device).peak);
   ASSERT_LT(fit.budget, plan_run(with(OffloadTier::none, false)).tier(Tier::device).peak);
-  // Three seconds of computing, of which one may hide the disk's 2.4.
+  // Three seconds of computing, whose forward pass may hide some of the disk's 1.6.
   const std::int64_t all = disk.state.asked_on_nvme, some = all * 2 / 5;
   fit.rates.operations *= step_cost(with(OffloadTier::none, false), fit.rates).compute / 3;
-  fit.rates.nvme = static_cast<double>(all) / 1.2;
+  fit.rates.nvme = static_cast<double>(all) / 0.8;
   fit.rates.host_link = fit.rates.host_update = 1e15;
   const auto seconds = [&](PlanRequest request, std::int64_t stays) {
     request.config.offload.host_state = stays;
@@ -396,7 +396,12 @@ TEST(HostState, AMeshIsRankedByWhatStays) {
     search.fit.plan.config.accumulation_steps = 2;
     search.fit.budget = std::int64_t{1} << 30;
     search.axes = axes;
-    const PlanResult none = plan_run(search.fit.plan);
+    PlanRequest on_mesh = search.fit.plan;
+    if (search.axes == "pipeline=2") {
+      on_mesh.config.mesh = "pipeline=2, shard=1";
+      on_mesh.config.accumulation_steps = 4;
+    }
+    const PlanResult none = plan_run(on_mesh);
     search.fit.plan.host_memory = limit(none.tier(Tier::host).peak + none.state.asked_on_nvme / 2);
     const MeshSearchResult result = search_meshes(search);
     ASSERT_TRUE(result.fits) << axes;
@@ -414,10 +419,16 @@ TEST(HostState, AMeshIsRankedByWhatStays) {
     const MeshSearchResult without = search_meshes(search);
     EXPECT_EQ(without.config.offload.host_state, 0) << axes;
     EXPECT_GT(without.chosen.seconds, result.chosen.seconds) << axes;
-    // Every configuration planned, as the one that bounds leave.
+    // None of all configurations is faster, but for nanoseconds of the disk that one with more to compute may
+    // hide: the search tries those only where the simpler one does not fit.
     search.fit.plan.config.offload.host_state = -1;
     search.exhaustive = true;
-    EXPECT_EQ(search_meshes(search).chosen.seconds, result.chosen.seconds) << axes;
+    EXPECT_NEAR(search_meshes(search).chosen.seconds, result.chosen.seconds, 1e-6 * result.chosen.seconds)
+        << axes;
+    search.exhaustive = false;
+    search.fit.plan.host_memory = limit(std::int64_t{1} << 30);
+    EXPECT_LT(search_meshes(search).chosen.trial.cost.offload, 0.25 * without.chosen.trial.cost.offload)
+        << axes << ": all of a stage's state stays";
     for (const MeshTrial& one : result.planned) {
       EXPECT_TRUE(!one.trial.fits || one.seconds >= result.chosen.seconds) << describe(one);
     }
