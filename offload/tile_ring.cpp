@@ -38,6 +38,18 @@ class Duty {
   bool begun_ = false;
 };
 
+/// Throws if two places share bytes: the second tile would wait for the first one's write, which waits for
+/// the last read.
+void check_apart(std::vector<LentMemory> lent) {
+  std::sort(lent.begin(), lent.end(),
+            [](const LentMemory& a, const LentMemory& b) { return std::less<>()(a.data, b.data); });
+  for (std::size_t i = 1; i < lent.size(); ++i) {
+    if (static_cast<char*>(lent[i - 1].data) + lent[i - 1].bytes > static_cast<char*>(lent[i].data)) {
+      throw InvalidArgument("tile ring: two tiles are lent the same memory");
+    }
+  }
+}
+
 }  // namespace
 
 std::int64_t TileRegion::tiles() const {
@@ -235,6 +247,7 @@ void TileRing::begin(std::vector<TileRef> tiles, bool read, std::vector<LentMemo
     }
     ranges.push_back(range);
   }
+  if (self.flow) check_apart(lent);
   self.reads = read;
   self.tiles = std::move(tiles);
   self.lent = std::move(lent);

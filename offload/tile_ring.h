@@ -120,8 +120,9 @@ class TileRing {
   /// With `read` false, tiles are only written (first filling), and open() returns unspecified content.
   /// The last lent.size() tiles are in `lent`, in this order, which must outlive the pass. Throws LogicError
   /// while another pass is open, InvalidArgument for tiles that do not fit their memory or the file, for
-  /// memory that would be lent after its own tile, and for a tile that is twice in lent memory: its second
-  /// read would wait for its first write, which waits for the last read.
+  /// memory that would be lent after its own tile, for two places
+  /// that share memory, and for a tile that is twice in lent memory: its second read would wait for its first
+  /// write, which waits for the last read.
   void begin(std::vector<TileRef> tiles, bool read = true, std::vector<LentMemory> lent = {});
   /// Opens the next tile in the order of begin(); `stream` waits for it. Throws LogicError while one is open,
   /// or when none is left.

@@ -163,6 +163,7 @@ TEST(TileRing, MemoryThatCannotBeLentIsRefused) {
   EXPECT_THAT(text_of({good, good, good, good}), HasSubstr("more memory is lent than there are tiles"));
   EXPECT_THAT(text_of({{memory.data(), memory.bytes(), 2}}),
               HasSubstr("memory of tile 2 is lent after tile 2"));
+  EXPECT_THAT(text_of({good, good}), HasSubstr("two tiles are lent the same memory"));
   EXPECT_THAT(text_of({{memory.data(), 4096, 0}}), HasSubstr("do not fit buffers of 4096 B"));
 }
 
