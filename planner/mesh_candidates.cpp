@@ -36,7 +36,7 @@ void MeshCandidates::push_all(int number, int lever, int before) {
     if (before >= 0 && refused_.count({number, before, micro_batch}) > 0) continue;
     Candidate one{0, false, number, lever, micro_batch};
     const MeshCase& place = case_at(one);
-    const StepCost alone = alone_cost(one);
+    const StepCost alone = alone_cost(one, true);
     one.exact = place.stages() == 1;
     one.seconds = one.exact ? alone.total() : least_pipelined(alone, place.shares);
     queue_.push(one);
@@ -77,14 +77,14 @@ void MeshCandidates::refuse(const Candidate& one, const std::string& reason) {
 }
 
 /// The configuration without a pipeline. With breadth-first, stage 3 gathers whole chunks, so that weights
-/// are gathered once a step.
-Config MeshCandidates::alone_config(const Candidate& one) const {
+/// are gathered once a step. Where `auto` is not resolved, no state stays, or for a `bound` as much as could.
+Config MeshCandidates::alone_config(const Candidate& one, bool bound) const {
   Config config = config_of(one);
   config.mesh = case_at(one).alone.config.mesh;
   config.pipeline_stages = case_at(one).alone.config.pipeline_stages;
   const bool gathers_once = case_at(one).schedule == "breadth-first" && config.stage == 3;
   std::int64_t& host_state = config.offload.host_state;
-  if (host_state < 0) host_state = most_host_state(fit_.plan.host_memory);
+  if (host_state < 0) host_state = bound ? most_host_state(fit_.plan.host_memory) : 0;
   if (case_at(one).stages() > 1) {
     config.pipeline_schedule = "1f1b";
     config.pipeline_chunks = 0;
@@ -95,9 +95,9 @@ Config MeshCandidates::alone_config(const Candidate& one) const {
   return config;
 }
 
-StepCost MeshCandidates::alone_cost(const Candidate& one) const {
+StepCost MeshCandidates::alone_cost(const Candidate& one, bool bound) const {
   const MeshCase& place = case_at(one);
-  return cost_of(place.alone, alone_config(one), spec_, place.sizes, place.rates);
+  return cost_of(place.alone, alone_config(one, bound), spec_, place.sizes, place.rates);
 }
 
 /// The cost of a step under the case's schedule; `alone` is the step of one stage's ranks without the
@@ -129,7 +129,7 @@ std::vector<std::int64_t> MeshCandidates::held_at_once(const Candidate& one) {
 StepCost MeshCandidates::projected(const Candidate& one) {
   ProjectionRequest at = *request_.machine;
   at.plan = case_at(one).alone;
-  at.plan.config = alone_config(one);
+  at.plan.config = alone_config(one, false);
   // The ranks of all stages share a node, so the number is that of the whole mesh.
   if (at.sharing == 0) {
     at.sharing =

@@ -69,9 +69,13 @@ class MeshCandidates {
   /// The reason of the first mesh or candidate that was refused.
   const std::string& first_refusal() const { return first_refusal_; }
 
-  /// The cost of a step by formula. Throws ConfigurationError if the schedule does not allow the number of
-  /// micro-batches.
-  StepCost formula_cost(const Candidate& one) { return with_schedule(one, alone_cost(one)); }
+  /// The cost of a step by formula. Until keep_in_host() it counts all the host state that a budget could
+  /// leave: no other has fewer bytes on disk, and its seconds are taken as a lower bound, which is not proven
+  /// (see with_most_host_state() of planner_fit.cpp). Throws ConfigurationError if the
+  /// schedule does not allow the number of micro-batches.
+  StepCost formula_cost(const Candidate& one) { return with_schedule(one, alone_cost(one, true)); }
+  /// The cost by formula of the candidate as it is planned: until keep_in_host() no state stays.
+  StepCost planned_cost(const Candidate& one) { return with_schedule(one, alone_cost(one, false)); }
   /// The cost by the simulation of the request's machine, split as in StepCost.
   StepCost projected(const Candidate& one);
   /// The most micro-batches (of each chunk) that each stage of the candidate's pipeline holds at once. Throws
@@ -81,8 +85,8 @@ class MeshCandidates {
 
  private:
   void push_all(int number, int lever, int before);
-  Config alone_config(const Candidate& one) const;
-  StepCost alone_cost(const Candidate& one) const;
+  Config alone_config(const Candidate& one, bool bound) const;
+  StepCost alone_cost(const Candidate& one, bool bound) const;
   StepCost with_schedule(const Candidate& one, const StepCost& alone);
   std::vector<int>& kept_back(int number, int lever) {
     return kept_back_[static_cast<std::size_t>(number)][static_cast<std::size_t>(lever)];

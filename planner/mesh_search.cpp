@@ -384,10 +384,14 @@ class MeshSearch {
           one.missing = trials_.excess(trials_.peaks_of_trial(one.candidate, true), fit_.budget);
           ++planned;
         }
+        if (one.missing <= 0 || (best && one.missing >= best->missing)) continue;
+        // Its seconds may be those of a bound; now they are those of what stays.
+        trials_.resolve(one.candidate);
+        one.candidate.seconds = candidates_.formula_cost(one.candidate).total();
+        if (wanted(one.candidate)) best = one;
       } catch (const ConfigurationError&) {
         continue;  // a run would refuse it
       }
-      if (one.missing > 0 && (!best || one.missing < best->missing)) best = one;
     }
     if (!best) return std::nullopt;
     chosen_ = best->candidate;

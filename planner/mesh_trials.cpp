@@ -76,7 +76,12 @@ MeshTrials::Beside MeshTrials::beside_of(const Candidate& one) const {
 }
 
 void MeshTrials::note_memory_beside(const Candidate& one, const PlannedPeaks& peaks) {
-  if (candidates_.levers_at(one).activations || excess({0, peaks.host, peaks.nvme}) == 0) return;
+  // A CPU's device memory is this machine's too, so that a setting that takes less of it leaves more for
+  // state.
+  const bool stays_by_lever =
+      takes_auto(one) && fit_.plan.device == DeviceKind::cpu && fit_.plan.host_memory.found_here();
+  const std::int64_t nvme = stays_by_lever ? 0 : peaks.nvme;
+  if (candidates_.levers_at(one).activations || excess({0, peaks.host, nvme}) == 0) return;
   lacks_beside_.insert(beside_of(one));
 }
 
@@ -138,7 +143,8 @@ PlannedPeaks MeshTrials::peaks_of_trial(const Candidate& one, bool all_ranks) {
   const Config config = candidates_.config_of(one);
   const bool first = found == peaks_.end();
   const std::int64_t bound = first ? bound_of(one, config) : 0;
-  const PlannedPeaks peaks = plan_ranks(one, config, false, !all_ranks, nullptr);
+  PlannedPeaks peaks = plan_ranks(one, config, false, !all_ranks, nullptr);
+  if (bytes_beyond(peaks.nvme, fit_.nvme_budget) > 0) resolve(one, !all_ranks, peaks);
   peaks_[one.settings()] = peaks;
   if (first) {
     planned_at_[one.settings()] = planned_.size();
@@ -153,20 +159,38 @@ PlannedPeaks MeshTrials::peaks_of_step(const Candidate& one, PlanResult& plan) {
   return peaks_[one.settings()] = plan_ranks(one, candidates_.config_of(one), true, false, &plan);
 }
 
-bool MeshTrials::keep_in_host(Candidate one) {
+bool MeshTrials::takes_auto(const Candidate& one) const {
+  return candidates_.case_at(one).base.offload.host_state < 0 &&
+         candidates_.config_of(one).offload.uses_nvme();
+}
+
+/// Replaces `auto` in the configuration from now on. Returns false if that was done before.
+bool MeshTrials::resolve(const Candidate& one, bool stop, PlannedPeaks& peaks) {
   PlanRequest at = fit_.plan;
   at.config = candidates_.config_of(one);
-  if (!at.config.offload.uses_nvme() || at.config.offload.host_state >= 0) return false;
+  const OffloadConfig& offload = at.config.offload;
+  if (!takes_auto(one) || offload.host_state >= 0) return false;
   resolve_host_state(at);
-  candidates_.keep_in_host(one, at.config.offload.host_state, at.config.offload.host_state_reason);
-  const PlannedPeaks found = plan_ranks(one, candidates_.config_of(one), false, false, nullptr);
-  peaks_[one.settings()] = found;
+  candidates_.keep_in_host(one, offload.host_state, offload.host_state_reason);
+  if (offload.host_state > 0) peaks = plan_ranks(one, at.config, false, stop, nullptr);
+  return true;
+}
+
+void MeshTrials::resolve(const Candidate& one) {
+  PlannedPeaks& peaks = peaks_.at(one.settings());
+  if (!resolve(one, false, peaks)) return;
   MeshTrial& shown = planned_[planned_at_.at(one.settings())];
   const std::int64_t bound = shown.bound;
-  shown = described(one, found);
+  shown = described(one, peaks);
   shown.bound = bound;
-  if (shown.seconds <= one.seconds) return false;
-  one.seconds = shown.seconds;
+}
+
+bool MeshTrials::keep_in_host(Candidate one) {
+  if (!takes_auto(one)) return false;
+  resolve(one);
+  const double seconds = candidates_.formula_cost(one).total();
+  if (seconds <= one.seconds) return false;
+  one.seconds = seconds;
   candidates_.put_back(one);
   return true;
 }
@@ -199,7 +223,7 @@ MeshTrial MeshTrials::described(const Candidate& one, const PlannedPeaks& peaks)
   trial.host_state_reason = config.offload.host_state_reason;
   made.missing = excess(peaks, fit_.budget);
   trial.fits = made.missing == 0;
-  trial.cost = candidates_.formula_cost(one);
+  trial.cost = candidates_.planned_cost(one);
   made.seconds = trial.cost.total();
   made.planned = true;
   return made;

@@ -58,9 +58,11 @@ class MeshTrials {
   std::int64_t excess(const PlannedPeaks& peaks) const { return excess(peaks, room_); }
 
   /// Lets state of a candidate that fits and has state on nvme stay in the host memory that its budget
-  /// leaves, once, where the configuration leaves that to `auto`. Returns true, with the candidate back in
-  /// the queue, if it takes longer than its seconds said.
+  /// leaves, where the configuration leaves that to `auto`. Returns true, with the candidate back in the
+  /// queue, if it takes longer than its seconds said.
   bool keep_in_host(Candidate one);
+  /// Does the same, once, for any candidate that was planned, and leaves the queue as it is.
+  void resolve(const Candidate& one);
 
   MeshTrial described(const Candidate& one, const PlannedPeaks& peaks);
   /// Every trial, in the order of the plans.
@@ -73,6 +75,9 @@ class MeshTrials {
   // its ranks hold as much.
   using Beside = std::tuple<int, ReductionPolicy, OffloadTier, OffloadTier, bool, int, double, double>;
 
+  /// True if the request leaves to `auto` what of this candidate's state stays in host memory.
+  bool takes_auto(const Candidate& one) const;
+  bool resolve(const Candidate& one, bool stop, PlannedPeaks& peaks);
   Work work_of(const Candidate& one) const;
   Beside beside_of(const Candidate& one) const;
   std::int64_t trial_micro_batches_of(const MeshCase& place, std::int64_t micro_batches);

@@ -30,6 +30,12 @@ struct Peaks {
   std::int64_t device = 0, host = 0, nvme = 0;
 };
 
+/// A configuration, whose host state may have been resolved, and its peaks.
+struct Tried {
+  Config config;
+  Peaks peaks;
+};
+
 class Search {
  public:
   explicit Search(const FitRequest& request)
@@ -67,7 +73,7 @@ class Search {
       result.ladder.push_back(attempt(levers));
       FitTrial& trial = result.ladder.back();
       // Micro-batch, checkpointing and head do not change the memory of state in host memory or on nvme.
-      const Peaks beside{0, trial.host, trial.nvme};
+      const Peaks beside{0, trial.host, stays_by_lever(levers) ? 0 : trial.nvme};
       if (trial.state_alone || (!levers.activations && !within(beside))) hopeless.insert(key);
       if (trial.fits) take_host_state(levers, trial);
       if (request_.seconds) trial.cost = trial.fits ? seconds_of(config_of(trial)) : StepCost{};
@@ -92,7 +98,8 @@ class Search {
 
  private:
   /// The configuration with its largest micro-batch and all the host state that a budget could leave, so that
-  /// its seconds are a lower bound.
+  /// no other has fewer bytes on disk. Its seconds are taken as a lower bound, which is not proven: buffers
+  /// stay in the order of their units, and with more room other ones may stay.
   Config with_most_host_state(const Levers& levers) const {
     Config config = config_of(levers, micro_batches_.back());
     if (config.offload.host_state < 0) {
@@ -107,7 +114,7 @@ class Search {
     PlanRequest at = request_.plan;
     at.config = config_of(levers, trial.micro_batch);
     const OffloadConfig& offload = at.config.offload;
-    if (!offload.uses_nvme() || offload.host_state >= 0) return;
+    if (!offload.uses_nvme() || trial.host_state >= 0) return;
     resolve_host_state(at);
     const Peaks peaks = offload.host_state == 0 ? Peaks{trial.peak, trial.host, trial.nvme}
                                                 : peaks_of(plan(at.config, most_run_micro_batches).first);
@@ -118,6 +125,26 @@ class Search {
     trial.host_state = offload.host_state;
     trial.host_state_reason = offload.host_state_reason;
     trial.cost = cost(at.config);
+  }
+
+  /// True if what stays in host memory depends on the device memory: a CPU's is this machine's too.
+  bool stays_by_lever(const Levers& levers) const {
+    const OffloadConfig& offload = config_of(levers, micro_batches_.front()).offload;
+    return offload.uses_nvme() && offload.host_state < 0 && request_.plan.device == DeviceKind::cpu &&
+           request_.plan.host_memory.found_here();
+  }
+
+  /// Plans a configuration. Where it exceeds the budget of nvme, `auto` is resolved first, as a run
+  /// resolves it.
+  Tried tried(const Config& config, std::int64_t micro_batches) const {
+    PlanRequest at = request_.plan;
+    at.config = config;
+    Peaks peaks = peaks_of(plan(config, micro_batches).first);
+    if (config.offload.host_state < 0 && !within({0, 0, peaks.nvme})) {
+      resolve_host_state(at);
+      if (at.config.offload.host_state > 0) peaks = peaks_of(plan(at.config, micro_batches).first);
+    }
+    return {std::move(at.config), peaks};
   }
 
   /// Bytes beyond the budgets.
@@ -229,27 +256,28 @@ class Search {
     trial.optimizer = levers.optimizer;
     trial.parameters = levers.parameters;
     trial.activations = levers.activations;
-    const auto set = [&](std::int64_t micro_batch, const Peaks& peaks) {
-      const Config config = config_of(levers, micro_batch);
-      trial.micro_batch = micro_batch;
+    const auto set = [&](const Tried& of) {
+      const auto& [config, peaks] = of;
+      trial.micro_batch = config.micro_batch_size;
       trial.accumulation = config.accumulation_steps;
       trial.peak = peaks.device;
       trial.host = peaks.host;
       trial.nvme = peaks.nvme;
       trial.host_state = config.offload.host_state;
+      trial.host_state_reason = config.offload.host_state_reason;
       trial.fits = !trial.state_alone && within(peaks);
       trial.cost = cost(config);
     };
-    const auto peaks_at = [&](std::int64_t micro_batch, std::int64_t micro_batches) {
-      return peaks_of(plan(config_of(levers, micro_batch), micro_batches).first);
+    const auto tried_at = [&](std::int64_t micro_batch, std::int64_t micro_batches) {
+      return tried(config_of(levers, micro_batch), micro_batches);
     };
     if (const std::int64_t least = least_state_bytes(config_of(levers, 1), request_.plan.ranks, held_);
         least > request_.budget) {
       trial.state_alone = true;
-      set(micro_batches_.front(), {least, 0, 0});
+      set({config_of(levers, micro_batches_.front()), {least, 0, 0}});
       return trial;
     }
-    set(micro_batches_.front(), peaks_at(micro_batches_.front(), trial_micro_batches));
+    set(tried_at(micro_batches_.front(), trial_micro_batches));
     if (!trial.fits) {
       // If one micro-batch makes the step, offloaded state takes the main gradient off the device.
       const std::int64_t largest = micro_batches_.back();
@@ -258,7 +286,7 @@ class Search {
         return trial;
       }
       const FitTrial smallest = trial;
-      set(largest, peaks_at(largest, trial_micro_batches));
+      set(tried_at(largest, trial_micro_batches));
       return trial.fits ? trial : smallest;
     }
     // Memory grows with the micro-batch.
@@ -267,19 +295,19 @@ class Search {
       // The search begins with the largest, which is often the answer.
       const std::size_t middle =
           beyond_budget == micro_batches_.size() ? beyond_budget - 1 : (fitting + beyond_budget) / 2;
-      const Peaks peaks = peaks_at(micro_batches_[middle], trial_micro_batches);
-      if (!within(peaks)) {
+      const Tried of = tried_at(micro_batches_[middle], trial_micro_batches);
+      if (!within(of.peaks)) {
         beyond_budget = middle;
       } else {
         fitting = middle;
-        set(micro_batches_[middle], peaks);
+        set(of);
       }
     }
     // More micro-batches than those of the trial may need slightly more memory.
     for (bool smaller = false;; smaller = true, --fitting) {
       const std::int64_t micro_batch = micro_batches_[fitting];
       if (smaller || config_of(levers, micro_batch).accumulation_steps > trial_micro_batches) {
-        set(micro_batch, peaks_at(micro_batch, most_run_micro_batches));
+        set(tried_at(micro_batch, most_run_micro_batches));
       }
       if (trial.fits || fitting == 0) return trial;
     }

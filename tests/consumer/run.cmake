@@ -17,7 +17,8 @@ function(run_by_pkg_config prefix)
   get_filename_component(folder "${description}" DIRECTORY)
   run(bash -euc "export PKG_CONFIG_PATH='${folder}'
 ${COMPILER} -std=c++20 -O0 -c '${prefix}/share/tranche/examples/two_layer_network.cpp' -o '${WORK}/by_pkg_config.o' $(pkg-config --cflags tranche)
-for static in '' --static; do
+for static in '' --static
+do  # a semicolon would divide the text, which is a list to CMake
   ${COMPILER} '${WORK}/by_pkg_config.o' -o '${WORK}/by_pkg_config' $(pkg-config $static --cflags --libs tranche)
   LD_LIBRARY_PATH='${folder}/..' '${WORK}/by_pkg_config' 1
 done")

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "checkpoint/reader.h"
 #include "tests/tools/program_fixture.h"
@@ -382,6 +383,27 @@ TEST(HostState, WhatStaysDecidesBetweenTheDiskAndComputingAgain) {
   };
   EXPECT_EQ(chosen(0), OffloadTier::none);
   EXPECT_EQ(chosen(some), OffloadTier::nvme);
+  const auto meshes = [&] {
+    MeshSearchRequest search;
+    search.fit = fit;
+    return search_meshes(search);
+  };
+  // The next best on less time lacks a byte of the device's memory, and has the seconds of what stays.
+  fit.budget = disk.tier(Tier::device).peak - 1;
+  const std::optional<MeshTrial> less = meshes().less_time;
+  ASSERT_TRUE(less);
+  EXPECT_EQ(less->missing, 1);
+  EXPECT_GE(less->trial.host_state, some);
+  EXPECT_DOUBLE_EQ(less->seconds, seconds(with(OffloadTier::nvme, false), less->trial.host_state));
+  // A configuration that lacks room on the disk would be faster only if all of the host memory held state.
+  plan.host_memory = limit(disk.tier(Tier::host).peak);
+  ASSERT_LT(seconds(with(OffloadTier::nvme, false), plan.host_memory.bytes), again);
+  fit.budget = plan_run(with(OffloadTier::none, true)).tier(Tier::device).peak;
+  fit.nvme_budget = disk.tier(Tier::nvme).peak - 1;
+  const MeshSearchResult mesh = meshes();
+  EXPECT_EQ(mesh.chosen.trial.optimizer, OffloadTier::none);
+  ASSERT_TRUE(mesh.less_time);
+  EXPECT_EQ(mesh.less_time->trial.optimizer, OffloadTier::none) << describe(*mesh.less_time);
 }
 
 TEST(HostState, AMeshIsRankedByWhatStays) {
@@ -433,6 +455,134 @@ TEST(HostState, AMeshIsRankedByWhatStays) {
       EXPECT_TRUE(!one.trial.fits || one.seconds >= result.chosen.seconds) << describe(one);
     }
   }
+}
+
+/// A search with state on nvme, half of which the limit of host memory leaves room for.
+FitRequest half_on_disk() {
+  FitRequest fit;
+  fit.plan = request_of(1);
+  fit.plan.rates.nvme = fit.rates.nvme = 1e6;
+  fit.budget = std::int64_t{1} << 30;
+  fit.keep_micro_batch = fit.keep_optimizer_tier = fit.keep_parameters_tier = true;
+  const PlanResult none = plan_run(fit.plan);
+  fit.plan.host_memory = limit(none.tier(Tier::host).peak + none.state.asked_on_nvme / 2);
+  return fit;
+}
+
+MeshSearchRequest on_meshes(const FitRequest& fit) {
+  MeshSearchRequest search;
+  search.fit = fit;
+  return search;
+}
+
+/// The configuration of a trial of a search that keeps stage and tiers.
+PlanRequest plan_of(const FitRequest& fit, const FitTrial& trial) {
+  PlanRequest request = fit.plan;
+  Config& config = request.config;
+  config.activation_checkpointing = trial.checkpoint_every > 0;
+  config.checkpoint_every = std::max(1, trial.checkpoint_every);
+  config.offload.optimizer = trial.optimizer;
+  config.offload.parameters = trial.parameters;
+  config.offload.activations = trial.activations;
+  config.offload.host_state = std::max<std::int64_t>(0, trial.host_state);
+  config.micro_batch_size = trial.micro_batch;
+  config.accumulation_steps = trial.accumulation;
+  return request;
+}
+
+TEST(HostState, ASearchCountsWhatStaysToTheSpaceOnNvme) {
+  FitRequest fit = half_on_disk();
+  PlanRequest run = fit.plan;
+  resolve_host_state(run);
+  const std::int64_t least = plan_run(run).tier(Tier::nvme).peak;
+  ASSERT_GT(least, 0);
+  ASSERT_LT(least, plan_run(fit.plan).tier(Tier::nvme).peak) << "auto would be too much for the disk";
+  for (const std::int64_t lacks : {0, 1}) {
+    fit.nvme_budget = least - lacks;
+    const FitResult result = find_fit(fit);
+    EXPECT_EQ(result.fits, lacks == 0);
+    EXPECT_EQ(result.plan.tier(Tier::nvme).peak, least);
+    EXPECT_EQ(result.config.offload.host_state, run.config.offload.host_state);
+    EXPECT_EQ(result.config.offload.host_state_reason, run.config.offload.host_state_reason);
+    EXPECT_EQ(result.ladder[result.chosen].nvme, least);
+    EXPECT_EQ(result.ladder.size() == 1, lacks > 0) << "others with this state are not tried";
+    const MeshSearchResult mesh = search_meshes(on_meshes(fit));
+    EXPECT_EQ(mesh.fits, lacks == 0);
+    EXPECT_EQ(mesh.plan.tier(Tier::nvme).peak, least);
+    EXPECT_EQ(mesh.config.offload.host_state, run.config.offload.host_state);
+    EXPECT_EQ(mesh.config.offload.host_state_reason, run.config.offload.host_state_reason);
+    EXPECT_EQ(mesh.chosen.missing, lacks);
+    EXPECT_EQ(mesh.counts.by_state > 0, lacks > 0);
+    EXPECT_DOUBLE_EQ(mesh.chosen.seconds, step_cost(plan_of(fit, mesh.chosen.trial), fit.rates).total());
+  }
+}
+
+TEST(HostState, ACpuThatComputesAgainLeavesMoreForState) {
+  FitRequest fit = half_on_disk();
+  PlanRequest& plan = fit.plan;
+  plan.sequence = 64;
+  plan.config.micro_batch_size = plan.config.train_batch_size = 16;
+  PlanRequest again = plan;
+  again.config.activation_checkpointing = true;
+  const auto both = [](const PlanRequest& request) {
+    const PlanResult result = plan_run(request);
+    return result.tier(Tier::host).peak + result.tier(Tier::device).peak;
+  };
+  const std::int64_t asked = plan_run(plan).state.asked_on_nvme;
+  ASSERT_GT(both(plan), both(again) + asked / 2);
+  const std::int64_t available = 2 * (both(again) + reader + asked / 2);
+  plan.host_memory = again.host_memory = {HostMemory::Source::this_machine, available, available, 1};
+  resolve_host_state(again);
+  fit.nvme_budget = plan_run(again).tier(Tier::nvme).peak;
+  const FitResult result = find_fit(fit);
+  EXPECT_TRUE(result.fits);
+  EXPECT_EQ(result.plan.tier(Tier::nvme).peak, fit.nvme_budget);
+  const MeshSearchResult mesh = search_meshes(on_meshes(fit));
+  EXPECT_TRUE(mesh.fits);
+  EXPECT_EQ(mesh.plan.tier(Tier::nvme).peak, fit.nvme_budget);
+}
+
+TEST(HostState, WhatLacksDeviceMemoryIsReportedWithWhatStays) {
+  FitRequest fit = half_on_disk();
+  std::int64_t least = fit.budget;
+  for (const bool again : {false, true}) {
+    PlanRequest run = fit.plan;
+    run.config.activation_checkpointing = again;
+    least = std::min(least, plan_run(run).tier(Tier::device).peak);
+  }
+  fit.budget = least - 1;
+  const MeshSearchResult result = search_meshes(on_meshes(fit));
+  ASSERT_FALSE(result.fits);
+  PlanRequest run = plan_of(fit, result.chosen.trial);
+  EXPECT_EQ(result.chosen.missing, 1);
+  EXPECT_DOUBLE_EQ(result.chosen.seconds, step_cost(run, fit.rates).total());
+  EXPECT_EQ(result.chosen.trial.host, plan_run(run).tier(Tier::host).peak);
+  EXPECT_GT(result.plan.state.stay_in_host, 0);
+  run.config.offload.host_state = -1;
+  resolve_host_state(run);
+  EXPECT_EQ(result.config.offload.host_state, run.config.offload.host_state);
+  EXPECT_EQ(result.config.offload.host_state_reason, run.config.offload.host_state_reason);
+}
+
+TEST(HostState, EveryTrialOfAMeshHasTheSecondsOfItsOwnPlan) {
+  FitRequest fit = half_on_disk();
+  fit.keep_micro_batch = false;
+  fit.plan.sequence = 64;
+  fit.plan.config.train_batch_size = fit.plan.config.accumulation_steps = 8;
+  PlanRequest run = fit.plan;
+  run.config.activation_checkpointing = true;
+  run.config.micro_batch_size = 4;
+  run.config.accumulation_steps = 2;
+  fit.budget = plan_run(run).tier(Tier::device).peak;
+  fit.plan.host_memory = limit(std::int64_t{1} << 30);
+  const MeshSearchResult result = search_meshes(on_meshes(fit));
+  ASSERT_TRUE(result.fits);
+  int fit_with_none = 0;
+  for (const MeshTrial& one : result.planned) {
+    EXPECT_DOUBLE_EQ(one.seconds, step_cost(plan_of(fit, one.trial), fit.rates).total()) << describe(one);
+    fit_with_none += one.trial.fits && one.trial.host_state < 0 ? 1 : 0;
+  }
+  EXPECT_GT(fit_with_none, 0) << "planned only to judge a larger micro-batch";
 }
 
 TEST(HostState, PlansSayWhatStaysToTheByte) {

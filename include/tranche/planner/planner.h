@@ -162,7 +162,7 @@ struct FitTrial {
   std::int64_t peak = 0;            ///< bytes of device memory
   std::int64_t host = 0, nvme = 0;  ///< bytes of the other tiers; 0 if it was not planned
   /// `tranche.host_state`: the given bytes, or for `auto` those that the budget of host memory leaves, once a
-  /// plan has shown that the configuration fits; -1 otherwise.
+  /// plan has shown that the configuration fits, or exceeds the budget of nvme; -1 otherwise.
   std::int64_t host_state = -1;
   std::string host_state_reason;  ///< the source of these bytes, as in OffloadConfig
   bool fits = false;
