@@ -203,7 +203,7 @@ int OffloadedState::more_tile_buffers(const std::vector<UnitState>& units, std::
 void OffloadedState::lend_gradients(std::vector<UnitState>& units, std::span<const FlatBuffer* const> visits,
                                     std::int64_t largest_tile) {
   if (config_.update == UpdateTime::as_reduced) return;  // updates use the memory during the backward pass
-  std::map<const FlatBuffer*, std::size_t> after;  // the first tile behind which a gradient is of no use
+  std::map<const FlatBuffer*, std::size_t> after;  // the last tile whose update needs the buffer's gradient
   const std::size_t total = update_order_.size();
   std::size_t visited = 0;
   for (const FlatBuffer* flat : visits) {

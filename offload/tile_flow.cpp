@@ -162,7 +162,7 @@ void TileFlow::leave(std::int64_t position, bool write) {
   check_not_stopped();
 }
 
-// Takes the next tile to write, or -1. The last lent memory is wanted back first.
+// Takes the next tile to write, or -1. The memory that was lent last is needed back first.
 std::int64_t TileFlow::next_write() {
   std::int64_t position = -1;
   if (!left_.empty()) {
