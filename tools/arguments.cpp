@@ -487,6 +487,16 @@ void refuse_unknown(const CLI::App& app) {
   }
 }
 
+/// Throws when arguments stand before the command that they are meant for; CLI11 keeps them with the command above.
+void refuse_before(const CLI::App& command) {
+  for (const CLI::App* above = command.get_parent(); above != nullptr; above = above->get_parent()) {
+    const std::vector<std::string> rest = above->remaining();
+    if (rest.empty()) continue;
+    throw ConfigurationError(fmt::format("'{}' stands before the command, but arguments are read behind it: {} {} ...",
+                                         rest.front(), full_name(command), rest.front()));
+  }
+}
+
 /// Larger counts are typing errors, and products of two of them would overflow.
 constexpr std::int64_t largest_count = 1'000'000'000;
 /// The same for steps: their product with a batch does not overflow.
@@ -647,6 +657,7 @@ Exit status:
       throw ConfigurationError(fmt::format("which command? there are {}; see tranche --help", commands_text));
     refuse_command(app, rest.front());
   }
+  refuse_before(*innermost(app));
   const CLI::App* used = app.get_subcommands().front();
   if (shell.used) {
     refuse_unknown(*used);

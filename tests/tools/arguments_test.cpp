@@ -171,6 +171,17 @@ TEST(Arguments, LeavesWhatIsNotGivenToTheConfiguration) {
   EXPECT_EQ(options.fail.rank, -1);
 }
 
+TEST(Arguments, WhatStandsBeforeTheCommandIsRefused) {
+  EXPECT_THAT(error_of({"--model", "my.json", "train"}),
+              HasSubstr("'--model' stands before the command, but arguments are read behind it: "
+                        "tranche train --model ..."));
+  EXPECT_THAT(error_of({"--json", "info"}), HasSubstr("tranche info --json ..."));
+  EXPECT_THAT(error_of({"config", "--strict", "check", "f.json"}),
+              HasSubstr("tranche config check --strict ..."));
+  EXPECT_THAT(error_of({"checkpoint", "--json", "list", "run"}), HasSubstr("tranche checkpoint list --json"));
+  EXPECT_THAT(error_of({"--machine=m", "completion", "bash"}), HasSubstr("tranche completion --machine=m"));
+}
+
 TEST(Arguments, UnknownFlagsComeBackWithTheNearest) {
   EXPECT_THAT(error_of({"train", "--accumulte", "2"}),
               AllOf(HasSubstr("unknown flag --accumulte"), HasSubstr("did you mean --accumulate?")));
