@@ -73,6 +73,8 @@ class SafetensorsFolder {
   SafetensorsFolder(detail::FileSystem& files, std::string path);
 
   const std::vector<SafeTensor>& tensors() const noexcept { return tensors_; }
+  /// The names of the files that were read.
+  const std::vector<std::string>& files_read() const noexcept { return paths_; }
   /// nullptr when there is none.
   const SafeTensor* find(std::string_view name) const;
   /// A text of the files' "__metadata__" by its key, of the first file that has it; empty when there is none.

@@ -103,6 +103,27 @@ void check_cover(std::vector<SafeTensor> tensors, std::int64_t bytes, const std:
   }
 }
 
+/// What to do with a folder that has weights under other names.
+std::string advice_on(const std::vector<detail::DirectoryEntry>& entries) {
+  for (const detail::DirectoryEntry& entry : entries) {
+    if (entry.name.ends_with(".safetensors"))
+      return fmt::format(
+          "; {} is there, without the index that names files of other names: fetch the index, "
+          "or name a file that is whole by itself",
+          entry.name);
+  }
+  for (const detail::DirectoryEntry& entry : entries) {
+    for (const char* suffix : {".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"}) {
+      if (entry.name.ends_with(suffix))
+        return fmt::format(
+            "; {} is in another format: open the model with transformers, whose "
+            "save_pretrained() writes safetensors",
+            entry.name);
+    }
+  }
+  return "";
+}
+
 }  // namespace
 
 SafetensorsFolder::SafetensorsFolder(detail::FileSystem& files, std::string path)
@@ -123,7 +144,8 @@ SafetensorsFolder::SafetensorsFolder(detail::FileSystem& files, std::string path
     } else if (files_.exists(index)) {
       open_index(index);
     } else {
-      throw CheckpointError("it holds neither model.safetensors nor model.safetensors.index.json");
+      throw CheckpointError("it holds neither model.safetensors nor model.safetensors.index.json" +
+                            advice_on(files_.list(folder_)));
     }
   });
 }

@@ -91,7 +91,7 @@ class Walker {
       const std::string key_path = path.empty() ? name : path + "." + name;
       const ConfigKey* key = find_configuration_key(key_path);
       if (key == nullptr) {
-        unknown(path, name, key_path);
+        if (!path.empty() || !other_file(block, name, value)) unknown(path, name, key_path);
         continue;
       }
       // Parameters of an unknown type are not checked: the type's name is the problem.
@@ -170,6 +170,24 @@ class Walker {
         known_names_only(inner, key_path);
       }
     }
+  }
+
+  /// Refuses an unknown key at the top level that tells that another file was meant, and returns true if so.
+  bool other_file(const Json& document, const std::string& name, const Json& value) {
+    if (name == "model_type" || (name == "architectures" && !document.contains("model_type"))) {
+      problems_.add(fmt::format("'{}' is a key of a model's config.json, which --model takes", name));
+      return true;
+    }
+    if (!value.is_object()) return false;
+    for (const auto& [inner, ignored] : value.items()) {
+      if (find_configuration_key(inner) == nullptr) continue;
+      problems_.add(fmt::format(
+          "'{}' is no key, but its block holds '{}', which is one: the keys stand at the top level "
+          "of the file; make a file of that block",
+          name, inner));
+      return true;
+    }
+    return false;
   }
 
   void unknown(const std::string& block, const std::string& name, const std::string& path) {

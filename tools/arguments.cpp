@@ -487,13 +487,15 @@ void refuse_unknown(const CLI::App& app) {
   }
 }
 
-/// Throws when arguments stand before the command that they are meant for; CLI11 keeps them with the command above.
+/// Throws when arguments stand before the command that they are meant for; CLI11 keeps them with the command
+/// above.
 void refuse_before(const CLI::App& command) {
   for (const CLI::App* above = command.get_parent(); above != nullptr; above = above->get_parent()) {
     const std::vector<std::string> rest = above->remaining();
     if (rest.empty()) continue;
-    throw ConfigurationError(fmt::format("'{}' stands before the command, but arguments are read behind it: {} {} ...",
-                                         rest.front(), full_name(command), rest.front()));
+    throw ConfigurationError(
+        fmt::format("'{}' stands before the command, but arguments are read behind it: {} {} ...",
+                    rest.front(), full_name(command), rest.front()));
   }
 }
 

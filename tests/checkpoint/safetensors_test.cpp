@@ -204,6 +204,14 @@ TEST_F(SafetensorsTest, SaysWhatIsWrongWithAFolder) {
   EXPECT_THAT(refused("none"), HasSubstr("there is nothing of this name"));
   write("empty/config.json", "{}");
   EXPECT_THAT(refused("empty"), HasSubstr("neither model.safetensors nor model.safetensors.index.json"));
+  write("empty/rust_model.ot", "");
+  write("empty/pytorch_model.bin", "PK");
+  EXPECT_THAT(refused("empty"),
+              HasSubstr("model.safetensors.index.json; pytorch_model.bin is in another format: open "
+                        "the model with transformers, whose save_pretrained() writes safetensors"));
+  write("empty/model-00001-of-00002.safetensors", "");
+  EXPECT_THAT(refused("empty"),
+              HasSubstr("index.json; model-00001-of-00002.safetensors is there, without the index"));
   const std::string one = file_of(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", "x");
   write("index/m1.safetensors", one);
   write("index/m2.safetensors", one);
@@ -215,6 +223,8 @@ TEST_F(SafetensorsTest, SaysWhatIsWrongWithAFolder) {
   write("index/model.safetensors.index.json",
         R"({"weight_map":{"a":"m1.safetensors","b":"m2.safetensors"}})");
   EXPECT_THAT(refused("index"), HasSubstr("tensor a is in another file too"));
+  write("index/model.safetensors.index.json", R"({"weight_map":{"a":"m2.safetensors"}})");
+  EXPECT_THAT(SafetensorsFolder(files, folder / "index").files_read(), ElementsAre("m2.safetensors"));
   write("index/model.safetensors.index.json", R"({"weight_map":{"a":"m3.safetensors"}})");
   EXPECT_THAT(refused("index"), HasSubstr("m3.safetensors"));
   std::string many;

@@ -361,6 +361,20 @@ TEST(Config, UnknownKeysOfTheTopLevelAreIgnoredUnlessTheyAreNearAKnownOne) {
   }
 }
 
+TEST(Config, FilesOfOtherProgramsAreRefused) {
+  const std::string block = "' is no key, but its block holds '";
+  EXPECT_THAT(problems(R"({"ds_config": {"zero_optimization": {"stage": 3}}})"),
+              AllOf(HasSubstr("'ds_config" + block +
+                              "zero_optimization', which is one: the keys stand at the top "
+                              "level of the file; make a file of that block")));
+  EXPECT_THAT(problems(R"({"train_batch_size": 8, "deepspeed": {"x": 1, "optimizer": {}}})"),
+              HasSubstr("'deepspeed" + block + "optimizer'"));
+  const std::string model = "is a key of a model's config.json, which --model takes";
+  EXPECT_EQ(problems(R"({"architectures": ["A"], "model_type": "llama"})"),
+            "configuration: 'model_type' " + model);
+  EXPECT_EQ(problems(R"({"architectures": ["A"]})"), "configuration: 'architectures' " + model);
+}
+
 TEST(Config, StrictRefusesEveryUnknownKey) {
   try {
     parse_config(R"({"xyzzy": 1, "stage": 3, "train_batch_size": 1})", 1, {}, true);

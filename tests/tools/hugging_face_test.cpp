@@ -272,8 +272,11 @@ TEST_F(HuggingFace, EveryArchitectureTrainsOnTextFromItsConfigAndComesBackFromSh
         const std::string whole = test::read_file(out + "/model.safetensors");
         EXPECT_EQ(whole.find("lm_head.weight") != std::string::npos, !tied) << name;
         shard(out, 3);
+        std::filesystem::copy_file(out + "/model-0.safetensors", out + "/model-old.safetensors");
         const ProgramResult imported = checkpoint_command({"import", out, "--to", back});
         ASSERT_EQ(imported.status, 0) << name << imported.errors;
+        EXPECT_THAT(imported.out, HasSubstr("weights that were not read in " + out +
+                                            ": model-old.safetensors (model.safetensors.index.json has"));
         ASSERT_EQ(checkpoint_command({"export", back, "--to", again, "--dtype", dtype}).status, 0);
         EXPECT_EQ(test::read_file(again + "/model.safetensors"), whole) << name << " " << dtype;
         EXPECT_EQ(test::read_file(again + "/config.json"), test::read_file(out + "/config.json"));

@@ -192,15 +192,15 @@ void say(const std::vector<std::string>& notes, const Output& output) {
 }
 
 /// Adds a line about weights in the folder that are not among those that were read.
-void note_other_weights(detail::FileSystem& files, const std::string& folder,
+void note_other_weights(detail::FileSystem& files, const HuggingFaceModel& source,
                         std::vector<std::string>& notes) {
+  const std::string folder = source.folder();
+  const std::vector<std::string>& read = source.files_read();
   const bool single = files.exists(detail::join_path(folder, "model.safetensors"));
   std::string left;
   for (const detail::DirectoryEntry& entry : files.list(folder)) {
     const std::string& name = entry.name;
-    if (!name.ends_with(".safetensors") ||
-        (single ? name == "model.safetensors" : name.starts_with("model-")))
-      continue;
+    if (!name.ends_with(".safetensors") || std::find(read.begin(), read.end(), name) != read.end()) continue;
     left += (left.empty() ? "" : ", ") + name;
   }
   if (left.empty()) return;
@@ -296,7 +296,7 @@ int checkpoint_import(const CheckpointOptions& options, const Output& output) {
   manifest.numerics = "imported from " + source.dtype();
   std::vector<std::string> notes;
   const checkpoint::Companions companions = companions_of(options, source.folder(), notes);
-  if (!options.path.ends_with(".safetensors")) note_other_weights(files, source.folder(), notes);
+  if (!options.path.ends_with(".safetensors")) note_other_weights(files, source, notes);
   if (have_tokenizer(companions))
     identity.tokenizer = {Tokenizer::Kind::tokens, identity.model->shape().vocabulary};
   manifest.run.user = identity.to_json();

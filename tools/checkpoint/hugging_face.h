@@ -38,6 +38,8 @@ class HuggingFaceModel {
 
   const std::shared_ptr<const models::LanguageModel>& model() const noexcept { return model_; }
   const std::string& path() const noexcept { return path_; }
+  /// The names of the files that hold its tensors.
+  const std::vector<std::string>& files_read() const noexcept { return folder_.files_read(); }
   /// The folder of its files: the path itself, or its parent if it is a file.
   std::string folder() const;
   /// The dtype of its weights, "F32"; if they are mixed, of the first tensor.
