@@ -140,6 +140,20 @@ std::shared_ptr<const LanguageModel> ModelRegistry::resolve(const std::string& p
                     preset_or_path, preset_or_path.ends_with('/') ? "" : "/"));
   }
   if (!path) return preset(preset_or_path);
+  if (preset_or_path.ends_with(".safetensors")) {
+    throw ConfigurationError(
+        fmt::format("\"{}\" holds weights; a model is named by the config.json beside them", preset_or_path));
+  }
+  const std::size_t slash = preset_or_path.find('/');
+  if (!preset_or_path.ends_with(".json") && slash == preset_or_path.rfind('/') && slash != 0 &&
+      !std::filesystem::exists(preset_or_path, ignored) &&
+      !std::filesystem::exists(preset_or_path.substr(0, slash), ignored)) {
+    throw ConfigurationError(
+        fmt::format("\"{}\" is no file; if it is a name on a hub of models: nothing is downloaded here: "
+                    "fetch the folder, and "
+                    "name its config.json",
+                    preset_or_path));
+  }
   return from_json(detail::read_text_file(preset_or_path, "a model's config.json"), preset_or_path);
 }
 

@@ -25,12 +25,13 @@ struct Batch {
   const char* command;  ///< the command that starts tasks
   const char* cure;
 };
-constexpr std::array<Batch, 5> batches{{
+constexpr std::array<Batch, 6> batches{{
     {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "srun", "start it with srun --mpi=pmix, or with mpirun"},
     {"PBS_TASKNUM", "PBS_NODEFILE", "pbsdsh", "start it with mpirun"},
     {"LSB_DJOB_NUMPROC", "LSF_PM_TASKID", "blaunch", "start it with mpirun"},
     {"JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "jsrun", "start it with mpirun"},
     {"WORLD_SIZE", "TORCHELASTIC_RUN_ID", "torchrun", "start it with mpirun"},
+    {"WORLD_SIZE", "RANK", "a launcher of PyTorch's or DeepSpeed's", "start it with mpirun"},
 }};
 
 }  // namespace

@@ -27,7 +27,7 @@ class Launcher {
          {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK",
           "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_CPUS_PER_TASK", "SLURM_NODEID",
           "SLURM_STEP_TASKS_PER_NODE", "PBS_TASKNUM", "PBS_NODEFILE", "LSB_DJOB_NUMPROC", "LSF_PM_TASKID",
-          "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"}) {
+          "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "RANK"}) {
       set(name, nullptr);
     }
     for (const auto& [name, value] : variables) set(name, value);
@@ -70,7 +70,8 @@ TEST(Launcher, TasksThatCannotFindEachOtherAreRefused) {
                                        {{"PBS_TASKNUM", "2"}, {"PBS_NODEFILE", "/nodes"}},
                                        {{"LSB_DJOB_NUMPROC", "2"}, {"LSF_PM_TASKID", "1"}},
                                        {{"JSM_NAMESPACE_SIZE", "2"}, {"JSM_NAMESPACE_RANK", "0"}},
-                                       {{"WORLD_SIZE", "2"}, {"TORCHELASTIC_RUN_ID", "none"}}};
+                                       {{"WORLD_SIZE", "2"}, {"TORCHELASTIC_RUN_ID", "none"}},
+                                       {{"WORLD_SIZE", "2"}, {"RANK", "0"}}};
   for (const auto& batch : batches) {
     const std::string name = batch[0].first;
     {

@@ -43,6 +43,12 @@ TEST(ModelRegistry, ResolvesPresetsAndFiles) {
                 (here / "config.json").string() + "\"");
   EXPECT_THAT(refused([&] { (void)models.resolve("no/such.json"); }),
               AllOf(HasSubstr("no/such.json"), HasSubstr("cannot be read")));
+  EXPECT_EQ(
+      refused([&] { (void)models.resolve("some-org/some-model"); }),
+      "\"some-org/some-model\" is no file; if it is a name on a hub of models: nothing is downloaded here: "
+      "fetch the folder, and name its config.json");
+  EXPECT_EQ(refused([&] { (void)models.resolve("a/model.safetensors"); }),
+            "\"a/model.safetensors\" holds weights; a model is named by the config.json beside them");
   const auto path = std::filesystem::path(::testing::TempDir()) / "tranche_model_registry_test.json";
   std::ofstream(path) << GptConfig::preset("gpt-nano").to_json();
   EXPECT_EQ(gpt_of(models.resolve(path.string())), GptConfig::preset("gpt-nano"));

@@ -218,5 +218,15 @@ TEST(Placement, SaysThatThreadsOfOpenMpAreNotRead) {
     EXPECT_EQ(note_on_openmp(given, 2), "");
 }
 
+TEST(Placement, SaysThatABatchScriptStartsOneRankForManyTasks) {
+  EXPECT_EQ(
+      note_on_tasks("4", false),
+      "Slurm's allocation has 4 tasks (SLURM_NTASKS), and this run is one rank; srun --mpi=pmix, or mpirun, "
+      "starts a rank for each");
+  for (const char* none : {static_cast<const char*>(nullptr), "", "1"})
+    EXPECT_EQ(note_on_tasks(none, false), "");
+  EXPECT_EQ(note_on_tasks("4", true), "");  // mpirun -n 1, on purpose
+}
+
 }  // namespace
 }  // namespace tranche::tools

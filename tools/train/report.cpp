@@ -232,6 +232,14 @@ std::string note_on_openmp(const char* given, int threads) {
                      threads, threads == 1 ? "" : "s", asked);
 }
 
+std::string note_on_tasks(const char* tasks, bool launched) {
+  if (launched || tasks == nullptr || std::atoi(tasks) < 2) return {};
+  return fmt::format(
+      "Slurm's allocation has {} tasks (SLURM_NTASKS), and this run is one rank; srun --mpi=pmix, or mpirun, "
+      "starts a rank for each",
+      tasks);
+}
+
 std::string note_on_cores(const Placement& placement) {
   const auto counted = [](int count, const char* of) {
     return fmt::format("{} {}{}", count, of, count == 1 ? "" : "s");

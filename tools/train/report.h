@@ -41,6 +41,10 @@ std::string note_on_cores(const Placement& placement);
 /// is what launchers set for all programs.
 std::string note_on_openmp(const char* given, int threads);
 
+/// A line if a script of Slurm starts one rank in an allocation of several tasks, whose number is `tasks`
+/// (null: not set), without a launcher.
+std::string note_on_tasks(const char* tasks, bool launched);
+
 /// Collects the run's report on rank 0. Without keep_for() there is no report, and steps, validations and
 /// checkpoints are not kept; with it they are stored in files, so that memory does not grow with them.
 class Report {

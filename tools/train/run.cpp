@@ -19,6 +19,7 @@
 #include "tools/train/config_changes.h"
 #include "tools/train/profiling.h"
 #include "tools/train/tokenizer_match.h"
+#include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
 #include "tranche/planner/host_state.h"
 #include "tranche/training/metrics.h"
@@ -351,6 +352,8 @@ void Run::show_start() {
   if (!cores.empty() && options.device == "cpu") print_row("note", cores);
   const std::string threads = note_on_openmp(std::getenv("OMP_NUM_THREADS"), placement.threads);
   if (!threads.empty() && options.device == "cpu" && settings.config.threads == 0) print_row("note", threads);
+  const std::string tasks = note_on_tasks(std::getenv("SLURM_NTASKS"), started_by_mpi_launcher());
+  if (!tasks.empty()) print_row("note", tasks);
   for (const std::string& note : resume_source.notes) print_row("note", note);
   output.out.flush();
 }
