@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -43,7 +44,8 @@ TEST(ModelRegistry, ResolvesPresetsAndFiles) {
                 (here / "config.json").string() + "\"");
   EXPECT_THAT(refused([&] { (void)models.resolve("no/such.json"); }),
               AllOf(HasSubstr("no/such.json"), HasSubstr("cannot be read")));
-  const auto path = std::filesystem::path(::testing::TempDir()) / "tranche_model_registry_test.json";
+  const auto path = std::filesystem::path(::testing::TempDir()) /
+                    ("tranche_model_registry_" + std::to_string(::getpid()) + ".json");
   std::ofstream(path) << GptConfig::preset("gpt-nano").to_json();
   EXPECT_EQ(gpt_of(models.resolve(path.string())), GptConfig::preset("gpt-nano"));
   std::filesystem::remove(path);

@@ -406,7 +406,7 @@ TEST(ThreadBlockIo, TransfersDoNotQueueBehindAThreadThatIsWaking) {
       std::unique_lock lock(mutex);
       ++under_way;
       changed.notify_all();
-      alone += !changed.wait_for(lock, std::chrono::seconds(10), [&] { return under_way >= 2; });
+      alone += !changed.wait_for(lock, std::chrono::minutes(1), [&] { return under_way >= 2; });
     });
     const auto io = make_block_io({.engine = BlockIoEngine::threads, .depth = 2, .hook = {}});
     const auto file = files.open(folder / "a", OpenMode::create_or_truncate, Caching::buffered);
