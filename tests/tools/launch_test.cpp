@@ -31,7 +31,7 @@ std::vector<Outcome> on_ranks(int size, const std::function<int(Launch&)>& body)
   run_thread_ranks(size, [&](int rank, const CommunicatorFactory& factory) {
     std::ostringstream errors;
     CommunicatorOptions options;
-    options.timeout_seconds = 20;
+    options.timeout_seconds = 60;
     Launch launch(factory(options), errors);
     Outcome& outcome = outcomes[static_cast<std::size_t>(rank)];
     outcome.status = body(launch);
