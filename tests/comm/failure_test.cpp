@@ -117,7 +117,8 @@ TEST_P(Failures, RanksThatEndInOrderSayNothingHoweverLateOneIs) {
 
 TEST_P(Failures, ATimeOutNamesOperationUnitPhaseAndTheMissingRank) {
   const ThreadGroup group(3);
-  const auto first = group.communicator(0, with_timeout(0.5)), second = group.communicator(1, with_timeout(0.5));
+  const auto first = group.communicator(0, with_timeout(0.5)),
+             second = group.communicator(1, with_timeout(0.5));
   std::vector<float> full(300), out(100), other(100);
   const Stopwatch watch;
   // Rank 2 has not started. One thread issues both calls, so that neither rank waits for the other.
