@@ -12,7 +12,7 @@
 namespace tranche::test {
 
 /// Called after this rank has printed its error; returns when `count` ranks have, or after 20 seconds.
-/// Otherwise mpirun would end the processes that have not printed yet as soon as the first one has failed. The
+/// Otherwise mpirun would end processes that have not printed yet as soon as the first one has failed. The
 /// folder for their notes is TRANCHE_TEST_ERRORS, which the script that starts the job makes for it.
 inline void await_errors_of_ranks(int rank, int count) {
   const char* folder = std::getenv("TRANCHE_TEST_ERRORS");
