@@ -272,7 +272,8 @@ TEST(RuntimeFromConfig, HonoursTheKeysAndKeepsTheConfiguration) {
 }
 
 TEST(RuntimeFromConfig, ReadsAFileAndSaysWhichItCannotRead) {
-  const std::string path = ::testing::TempDir() + "runtime_from_config_" + std::to_string(::getpid()) + ".json";
+  const std::string path =
+      ::testing::TempDir() + "runtime_from_config_" + std::to_string(::getpid()) + ".json";
   std::ofstream(path) << R"({"tranche": {"nvme_space": "5MiB"}})";
   EXPECT_EQ(Runtime::from_config(path).nvme_limit(), 5 << 20);
   Runtime runtime;
