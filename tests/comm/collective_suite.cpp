@@ -422,7 +422,7 @@ void check_split(Communicator& comm, const SuitePlace& place) {
   half->all_gather(mine.data(), ranks.data(), 1, DataType::int64, 0, {}, label).wait();
   outer.wait();
   require_same(ranks.read(), wanted, "members of a split group");
-  require_same(sum.read(), expected_sum<float>(n, comm.rank(), 100, n, 4),
+  require_same(sum.read(), expected_sum<float>(n, comm.rank(), 100, {n}, 4),
                "the whole group beside a split one");
   reduce_scatter_case<bfloat16, float>(*half, place, 777, {2, false, 0});
   // A split of a split, a second split of the whole at the same time, and a rank that is in no group.
@@ -476,7 +476,7 @@ void check_many_in_flight(Communicator& comm, int operations, const SuitePlace& 
     const Job& job = jobs[k];
     require_equal(job.value, n * (n - 1) / 2.0 + n * static_cast<double>(k),
                   fmt::format("all_reduce {} of many", k));
-    require_same(job.out.read(), expected_sum<float>(n, rank, job.count, 2, k),
+    require_same(job.out.read(), expected_sum<float>(n, rank, job.count, {2}, k),
                  fmt::format("reduce_scatter {} of many", k));
     std::vector<bfloat16> wanted;
     for (int s = 0; s < n; ++s) {

@@ -203,8 +203,8 @@ TEST(HybridBits, DepthAndScheduleChangeNone) {
   expect_one_digest(llama(14), false);
 }
 TEST(HybridBits, FourShardsInPairsHaveThoseOfTwoCopies) {
-  expect_bits_of_copies(gpt(4), 5);    // with a tied tensor
-  expect_bits_of_copies(llama(4), 7);  // with heads of keys that four ranks of tensor share
+  expect_bits_of_copies(gpt(4), 3);    // with a tied tensor
+  expect_bits_of_copies(llama(4), 5);  // with heads of keys that four ranks of tensor share
 }
 TEST(HybridBits, GradientsReadWithinAStepHaveThoseOfTwoCopies) {
   const Llama model = llama(1);
