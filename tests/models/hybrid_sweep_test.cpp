@@ -166,7 +166,7 @@ void expect_one_digest(const LanguageModel& model, bool every) {
 }
 
 /// Expects four shards whose gradients are added in pairs to have the bits of two copies of two shards, at
-/// stage 1 on nodes of two ranks, and at stage 2 also with int8 blocks. Tests one in `stride` cases, on `most`
+/// stage 1 also with int8 blocks, and at stage 2 on nodes of two ranks. Tests one in `stride` cases, on `most`
 /// ranks at most.
 void expect_bits_of_copies(const LanguageModel& model, int stride, int most = 8) {
   int number = 0;
@@ -178,11 +178,11 @@ void expect_bits_of_copies(const LanguageModel& model, int stride, int most = 8)
       for (int stage = 0; stage <= 3; ++stage) {
         if (number++ % stride != 0 || !test::swept(number / stride, 3)) continue;
         Config config = bits_config(stage, policy);
-        config.quantized_gradients = stage == 2 && policy == ReductionPolicy::micro_batch;
+        config.quantized_gradients = stage == 1 && policy == ReductionPolicy::micro_batch;
         const auto copies =
             pipelines::trained(model, config, std::string("replicate=2, shard=2") + others, ranks);
         config.reduction_group = std::string(others).ends_with("context=2") ? 4 : 2;
-        if (stage == 1) {
+        if (stage == 2) {
           config.debug.ranks_per_host = 2;
           config.collectives = "shared";
         }
