@@ -8,6 +8,8 @@
 #include <chrono>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <stop_token>
+#include <thread>
 
 #include "core/json.h"
 #include "core/json_node.h"
@@ -22,6 +24,7 @@ using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 constexpr int schema = 1;
 constexpr std::int64_t largest_memory = std::int64_t{1} << 20;
+constexpr std::size_t moved_bytes = std::size_t{64} << 20;  // more than a cache holds
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -193,6 +196,49 @@ BlockIoCalibration calibrate_block_io(const CalibrationRequest& request, MemoryR
     files.replace_file(request.memory_path, remember_calibration(earlier, key, result));
   }
   return result;
+}
+
+DiskRates measure_both_ways(const CalibrationRequest& request, const BlockIoOptions& options,
+                            int busy_threads, double seconds, MemoryResource& resource, FileSystem& files) {
+  const std::int64_t bytes = request.file_bytes;
+  const std::string name = join_path(request.directory, ".tranche-calibration");
+  ScratchFile source(files, temporary_name(name)), target(files, temporary_name(name));
+  AlignedBuffer memory(resource, 2 * bytes, Category::workspace, "calibration of block I/O");
+  std::memset(memory.data(), 0x5a, static_cast<std::size_t>(2 * bytes));
+  void* const half = static_cast<std::byte*>(memory.data()) + bytes;
+  const auto io = make_block_io(options);
+  const auto registration = io->register_memory(memory.data(), 2 * bytes);
+  for (ScratchFile* file : {&source, &target}) {  // a first pass turns preallocated blocks into written ones
+    (**file).preallocate(bytes);
+    io->wait(io->write(**file, 0, half, bytes));
+  }
+  const auto timed = [&](bool reads, bool writes) {
+    const auto begin = Clock::now();
+    int passes = 0;
+    do {
+      std::vector<IoTicket> tickets;
+      if (reads) tickets.push_back(io->read(*source, 0, memory.data(), bytes));
+      if (writes) tickets.push_back(io->write(*target, 0, half, bytes));
+      for (const IoTicket ticket : tickets) io->wait(ticket);
+      if (writes && !(*target).direct()) (*target).sync();
+      ++passes;
+    } while (seconds_since(begin) * (passes + 1) / passes < seconds / 4);
+    return seconds_since(begin) / passes;
+  };
+  const double reading = timed(true, false), writing = timed(false, true), both = timed(true, true);
+  std::vector<std::jthread> busy;
+  for (int i = 0; i < busy_threads; ++i) {
+    busy.emplace_back([](const std::stop_token& stop) {
+      std::vector<char> from(moved_bytes, 'a'), to(moved_bytes, 'b');
+      while (!stop.stop_requested()) from.swap(to), std::memcpy(to.data(), from.data(), to.size());
+    });
+  }
+  return rates_of(bytes, reading, writing, both, timed(true, true));
+}
+
+DiskRates rates_of(std::int64_t bytes, double reading, double writing, double both, double beside_threads) {
+  const double rate = static_cast<double>(bytes) * (reading + writing) / both;
+  return {rate / reading, rate / writing, std::max(1.0, beside_threads / both)};
 }
 
 }  // namespace tranche::detail

@@ -47,6 +47,26 @@ struct CalibrationRequest {
 BlockIoCalibration calibrate_block_io(const CalibrationRequest& request, MemoryResource& resource,
                                       FileSystem& files = posix_file_system());
 
+struct DiskRates {
+  double read_bytes_per_second = 0;
+  double write_bytes_per_second = 0;
+  /// How many times as long reads and writes take while `busy_threads` threads move memory. Both need the
+  /// memory's bandwidth, and on virtual machines the host's as well.
+  double slowed = 1;
+};
+
+/// The rates of a disk in a step whose state is on it, where one file is read while another is written,
+/// measured for `seconds` with `options`. The two rates have the ratio that each direction has alone;
+/// together they need the time that was measured for both. Makes two files of `request.file_bytes` in
+/// `request.directory` and removes them. Throws IoError, OutOfMemory, and the errors of make_block_io.
+DiskRates measure_both_ways(const CalibrationRequest& request, const BlockIoOptions& options,
+                            int busy_threads, double seconds, MemoryResource& resource,
+                            FileSystem& files = posix_file_system());
+
+/// The rates for the seconds in which `bytes` were read, were written, and both at once without and beside
+/// busy threads. Exposed for tests.
+DiskRates rates_of(std::int64_t bytes, double reading, double writing, double both, double beside_threads);
+
 /// The calibration as the text of the memory file: {"schema": 1, "results": {"<key>": {...}}}, with the entry
 /// for `key` added to or replaced in `earlier` (which may be empty or any text). Exposed for tests.
 std::string remember_calibration(std::string_view earlier, const std::string& key,

@@ -110,4 +110,16 @@ std::vector<std::int64_t> all_micro_batches(const FitRequest& request, const Con
   return all;
 }
 
+FitTrial trial_of(const Levers& levers) {
+  FitTrial trial;
+  trial.stage = levers.stage;
+  trial.reduction = levers.reduction;
+  trial.checkpoint_every = levers.checkpoint_every;
+  trial.vocabulary_chunk = levers.vocabulary_chunk;
+  trial.optimizer = levers.optimizer;
+  trial.parameters = levers.parameters;
+  trial.activations = levers.activations;
+  return trial;
+}
+
 }  // namespace tranche::planner

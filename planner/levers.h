@@ -34,5 +34,7 @@ std::vector<Levers> all_levers(const FitRequest& request, const Config& base);
 std::vector<std::int64_t> all_micro_batches(const FitRequest& request, const Config& base);
 /// `base` with these settings and this micro-batch; the number of samples of a step does not change.
 Config with_levers(const Config& base, const Levers& levers, std::int64_t micro_batch);
+/// A trial with these settings; its other members are still to be set.
+FitTrial trial_of(const Levers& levers);
 
 }  // namespace tranche::planner

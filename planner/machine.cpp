@@ -163,7 +163,7 @@ Machine parse_machine(std::string_view json, const std::string& origin) {
   }
   file.allow({"schema", "version", "name", "source", "taken", "comment", "device", "cores", "shares",
               "collectives", "host_link", "host_bytes_per_second", "disk", "disk_read_bytes_per_second",
-              "network"});
+              "disk_cores", "network"});
   Machine machine;
   machine.name = file["name"].name();
   machine.source = file["source"].choice({"measured", "datasheet"});
@@ -190,6 +190,7 @@ Machine parse_machine(std::string_view json, const std::string& origin) {
   if (const JsonNode reads = file["disk_read_bytes_per_second"]) {
     machine.disk_read_bytes_per_second = rate(reads);
   }
+  if (const JsonNode cores = file["disk_cores"]) machine.disk_cores = cores.number(0, 1024);
   if (file["network"]) machine.network = read_link(file["network"]);
   return machine;
 }
@@ -255,6 +256,7 @@ std::string machine_json(const Machine& machine) {
   if (machine.disk_read_bytes_per_second > 0) {
     document["disk_read_bytes_per_second"] = machine.disk_read_bytes_per_second;
   }
+  if (machine.disk_cores > 0) document["disk_cores"] = machine.disk_cores;
   document["network"] = machine.network ? link_json(*machine.network) : ordered_json(nullptr);
   return document.dump(1) + "\n";
 }

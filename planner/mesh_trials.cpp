@@ -201,19 +201,11 @@ std::int64_t MeshTrials::excess(const PlannedPeaks& peaks, std::int64_t room) co
 }
 
 MeshTrial MeshTrials::described(const Candidate& one, const PlannedPeaks& peaks) {
-  const Levers& levers = candidates_.levers_at(one);
   const Config config = candidates_.config_of(one);
   MeshTrial made;
   made.mesh = candidates_.case_at(one).mesh;
   made.schedule = candidates_.case_at(one).schedule;
-  FitTrial& trial = made.trial;
-  trial.stage = levers.stage;
-  trial.reduction = levers.reduction;
-  trial.checkpoint_every = levers.checkpoint_every;
-  trial.vocabulary_chunk = levers.vocabulary_chunk;
-  trial.optimizer = levers.optimizer;
-  trial.parameters = levers.parameters;
-  trial.activations = levers.activations;
+  FitTrial& trial = made.trial = trial_of(candidates_.levers_at(one));
   trial.micro_batch = one.micro_batch;
   trial.accumulation = config.accumulation_steps;
   trial.peak = peaks.device;

@@ -248,14 +248,7 @@ class Search {
   }
 
   FitTrial attempt(const Levers& levers) const {
-    FitTrial trial;
-    trial.stage = levers.stage;
-    trial.reduction = levers.reduction;
-    trial.checkpoint_every = levers.checkpoint_every;
-    trial.vocabulary_chunk = levers.vocabulary_chunk;
-    trial.optimizer = levers.optimizer;
-    trial.parameters = levers.parameters;
-    trial.activations = levers.activations;
+    FitTrial trial = trial_of(levers);
     const auto set = [&](const Tried& of) {
       const auto& [config, peaks] = of;
       trial.micro_batch = config.micro_batch_size;

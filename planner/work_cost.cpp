@@ -183,6 +183,7 @@ double WorkCost::disk_seconds(const RecordedWork& work, std::vector<Claim>& clai
   }
   if (bytes(work) == 0) return 0;
   claims.push_back({disk_resource, 1});
+  if (on_cpu_) claims.push_back({cores, machine_.disk_cores * cores_ / machine_.cores});
   const bool read = work.kind == WorkKind::disk_read && machine_.disk_read_bytes_per_second > 0;
   return machine_.disk->latency_seconds +
          bytes(work) / (read ? machine_.disk_read_bytes_per_second : machine_.disk->bytes_per_second);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """projection_check.py PROGRAM [--machine F.json] [--repeats N] [--only TEXT] [--out F.md]: is the step time as `tranche plan` says?
 
-Runs 29 configurations on 1 and 2 ranks: stages, model sizes, dtypes, accumulation, no overlap, offload over links held to a speed and to the disk of the temporary folder. Every
+Runs 30 configurations on 1 and 2 ranks: stages, model sizes, dtypes, accumulation, no overlap, offload over links held to a speed and to the disk of the temporary folder. Every
 round calibrates (unless a machine file is given) and runs each once, so that repeats and calibrations are interleaved: the speed of a machine
 that others share changes within minutes. A repeat's step time is the median of its steps behind the third; a point's the median of its
 repeats, and its spread half of what lies between the largest and the smallest of them, over the point. What is predicted is the median over
@@ -30,8 +30,8 @@ def link(rate):
     return ["--offload-optimizer", "cpu", "--set", f"tranche.debug.host_link_bandwidth={rate}"]
 
 
-def nvme(*more):
-    return ["--offload-optimizer", "nvme", "--nvme-path", tempfile.gettempdir(), "--set", "gradient_clipping=0", *more]
+def nvme(*more, host_state="0"):
+    return ["--offload-optimizer", "nvme", "--nvme-path", tempfile.gettempdir(), "--host-state", host_state, "--set", "gradient_clipping=0", *more]
 
 
 AS_REDUCED = ["--set", "tranche.update=as_reduced"]
@@ -54,6 +54,7 @@ POINTS = [
     (1, "middle", "fp32", 0, "link 50 MB/s, 3 micro-batches", link("50000000") + ACCUMULATE),
     (1, "large", "bf16", 0, "nvme", nvme()),
     (1, "large", "bf16", 0, "nvme, as reduced", nvme(*AS_REDUCED)),
+    (1, "large", "bf16", 0, "nvme, half of it in host memory", nvme(host_state="60MiB")),
     (1, "large", "bf16", 3, "nvme, weights too", nvme("--offload-param", "nvme")),
     (1, "large", "bf16", 3, "nvme, weights too, as reduced", nvme("--offload-param", "nvme", *AS_REDUCED)),
     (2, "small", "fp32", 1, "", []),

@@ -71,6 +71,22 @@ TEST_F(CalibrationTest, MeasuresOnceAndRemembers) {
   }
 }
 
+TEST_F(CalibrationTest, ReadsAndWritesShareTheDisk) {
+  const detail::DiskRates rates = detail::measure_both_ways(request_, {.hook = {}}, 1, 0.01, *host_);
+  EXPECT_GT(rates.read_bytes_per_second, 0);
+  EXPECT_GT(rates.write_bytes_per_second, 0);
+  EXPECT_GE(rates.slowed, 1);
+  EXPECT_TRUE(posix_file_system().list(folder_.path()).empty()) << "both files are removed";
+
+  // Reads of 1 MiB/s and writes of twice that would take 1.5 s after each other. If the disk does both in
+  // 1 s, each rate is 1.5 times as high.
+  const detail::DiskRates together = detail::rates_of(1 << 20, 1, 0.5, 1, 3);
+  EXPECT_DOUBLE_EQ(together.read_bytes_per_second, 1.5 * (1 << 20));
+  EXPECT_DOUBLE_EQ(together.write_bytes_per_second, 3 * (1 << 20));
+  EXPECT_DOUBLE_EQ(together.slowed, 3);
+  EXPECT_DOUBLE_EQ(detail::rates_of(1, 1, 1, 2, 1.5).slowed, 1) << "a disk is not faster beside other work";
+}
+
 TEST_F(CalibrationTest, DamagedMemoryIsReplaced) {
   for (const std::string text :
        {"", "{", "[]", "{\"schema\": 2, \"results\": {}}", "{\"schema\": 1}", "\xff\xff"}) {
@@ -98,6 +114,8 @@ TEST_F(CalibrationTest, FailuresLeaveNothingBehind) {
   EXPECT_THROW(calibrate_block_io(request_, *host_, files), IoError);
   files.inject({.operation = FileOperation::write, .nth = 5, .code = EIO});
   EXPECT_THROW(calibrate_block_io(request_, *host_, files), IoError);
+  files.inject({.operation = FileOperation::write, .nth = 2, .code = EIO});
+  EXPECT_THROW(detail::measure_both_ways(request_, {.hook = {}}, 1, 0.01, *host_, files), IoError);
   EXPECT_TRUE(posix_file_system().list(folder_.path()).empty());
   request_.file_bytes = 100;
   try {

@@ -71,6 +71,10 @@ TEST(Machine, WritesWhatItReads) {
   const std::string text = machine_json(machine);
   EXPECT_EQ(machine_json(parse_machine(text, "again")), text);
   EXPECT_EQ(json::parse(text), example());
+
+  json with_cores = example();
+  with_cores["disk_cores"] = 0.5;
+  EXPECT_EQ(json::parse(machine_json(parse_machine(with_cores.dump(), "m.json"))), with_cores);
 }
 
 TEST(Machine, ErrorsNameFileAndKey) {

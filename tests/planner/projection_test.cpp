@@ -407,6 +407,11 @@ TEST(Projected, OffloadedStateIsExposedOnSlowRoads) {
   const Projection nvme = projected(request, machine);
   EXPECT_GT(nvme.step.total(), 0.99 * disk);
   EXPECT_LT(nvme.step.total(), 1.2 * disk);
+
+  // A read and a write take the memory bandwidth of two nodes each, beside kernels on all cores.
+  const double compute = nvme.step.compute;
+  machine.disk_cores = 2.0 * machine.cores;
+  EXPECT_NEAR(projected(request, machine).step.compute, 5 * compute, 0.2 * compute);
 }
 
 TEST(Projected, TheBackwardPassHidesUpdatesAsReduced) {

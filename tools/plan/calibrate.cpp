@@ -54,11 +54,15 @@ void measure_disk(planner::Machine& machine, const std::string& folder, double s
   const std::unique_ptr<Device> device = make_device({DeviceKind::cpu, 0, 1});
   detail::CalibrationRequest request;
   request.directory = folder;
-  request.seconds_per_candidate = seconds / 14;
-  const detail::BlockIoCalibration found = detail::calibrate_block_io(request, device->memory(Tier::host));
-  const detail::BlockIoCandidate& best = found.candidates.front();
-  machine.disk = planner::LinkRate{best.write_bytes_per_second, 1e-4};
-  machine.disk_read_bytes_per_second = best.read_bytes_per_second;
+  request.seconds_per_candidate = seconds / 28;
+  MemoryResource& memory = device->memory(Tier::host);
+  const detail::BlockIoOptions fastest = detail::calibrate_block_io(request, memory).options;
+  request.file_bytes = std::int64_t{256} << 20;
+  const detail::DiskRates rates =
+      detail::measure_both_ways(request, fastest, machine.cores, seconds / 2, memory);
+  machine.disk = planner::LinkRate{rates.write_bytes_per_second, 1e-4};
+  machine.disk_read_bytes_per_second = rates.read_bytes_per_second;
+  machine.disk_cores = machine.cores * (rates.slowed - 1);
 }
 
 /// The processor seconds that this process has used.
