@@ -115,8 +115,8 @@ HWY_INLINE void sum_block(const std::int8_t* block, std::int64_t stride, int ran
   }
 }
 
-void sum_blocks(const std::int8_t* pieces, int ranks, SumGroups groups, bool accumulate, const TensorView& out,
-                std::int64_t first, std::int64_t count) {
+void sum_blocks(const std::int8_t* pieces, int ranks, SumGroups groups, bool accumulate,
+                const TensorView& out, std::int64_t first, std::int64_t count) {
   const std::int64_t stride = quantized_bytes(out.elements());
   with_floating(out.dtype, [&](auto result) HWY_ATTR {
     auto* to = static_cast<decltype(result)*>(out.data);
@@ -161,11 +161,11 @@ void dequantize(int threads, const void* blocks, const TensorView& values) {
 
 void quantized_sum(int threads, const void* pieces, int ranks, SumGroups groups, bool accumulate,
                    const TensorView& out) {
-  parallel_ranges(
-      threads, out.elements() / quantized_block, grain, [&](std::int64_t first, std::int64_t count) {
-        HWY_DYNAMIC_DISPATCH(sum_blocks)
-        (static_cast<const std::int8_t*>(pieces), ranks, groups, accumulate, out, first, count);
-      });
+  parallel_ranges(threads, out.elements() / quantized_block, grain,
+                  [&](std::int64_t first, std::int64_t count) {
+                    HWY_DYNAMIC_DISPATCH(sum_blocks)
+                    (static_cast<const std::int8_t*>(pieces), ranks, groups, accumulate, out, first, count);
+                  });
 }
 
 }  // namespace tranche::kernels::cpu

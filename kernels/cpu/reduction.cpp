@@ -43,25 +43,29 @@ template <class Piece, class Out>
 HWY_INLINE void ordered_sum_loop(std::span<const void* const> pieces, std::size_t group_size,
                                  std::size_t outer_size, bool accumulate, Out* out, std::int64_t first,
                                  std::int64_t count, bool folds = false) {
+  const std::size_t all = pieces.size(), first_end = std::min(outer_size, all);
+  const bool plain = !folds && first_end == all;
   for_each_vector(count, [&](auto d, std::int64_t offset) HWY_ATTR {
     const std::int64_t i = first + offset;
     const auto piece = [&](std::size_t rank)
                            HWY_ATTR { return load(d, static_cast<const Piece*>(pieces[rank]) + i); };
-    const auto sum_group = [&](std::size_t rank, std::size_t end) HWY_ATTR {
-      auto sum = piece(rank);
-      while (++rank < end) sum = hn::Add(sum, piece(rank));
+    const auto sum_outer = [&](std::size_t begin, std::size_t end) HWY_ATTR {
+      auto sum = hn::Zero(d);
+      for (std::size_t group = begin; group < end; group += group_size) {
+        const std::size_t last = end - group < group_size ? end : group + group_size;
+        auto partial = piece(group);
+        for (std::size_t rank = group + 1; rank < last; ++rank) partial = hn::Add(partial, piece(rank));
+        // The first group's sum is taken unchanged, because 0 + -0 would lose the sign.
+        sum = group == begin ? partial : hn::Add(sum, partial);
+      }
       return sum;
     };
-    auto total = hn::Zero(d);
-    if (folds) total = load(d, out + i);  // the outer groups' sums are added to it one by one
-    for (std::size_t outer = 0; outer < pieces.size(); outer += outer_size) {
-      const std::size_t end = std::min(outer + outer_size, pieces.size());
-      auto partial = sum_group(outer, std::min(outer + group_size, end));
-      for (std::size_t group = outer + group_size; group < end; group += group_size) {
-        partial = hn::Add(partial, sum_group(group, std::min(group + group_size, end)));
+    auto total = sum_outer(0, first_end);
+    if (!plain) {
+      if (folds) total = hn::Add(load(d, out + i), total);  // the next outer groups are added to that
+      for (std::size_t outer = first_end; outer < all; outer += outer_size) {
+        total = hn::Add(total, sum_outer(outer, std::min(outer + outer_size, all)));
       }
-      // The first sum is taken unchanged, because 0 + -0 would lose the sign.
-      total = outer == 0 && !folds ? partial : hn::Add(total, partial);
     }
     if (accumulate && !folds) total = hn::Add(load(d, out + i), total);
     store(d, total, out + i);

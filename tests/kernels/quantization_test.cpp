@@ -205,9 +205,10 @@ TEST(Quantization, RefusesWhatIsNoBlock) {
   EXPECT_THAT(
       test::message_of<InvalidArgument>([&] { quantized_sum(stream, data, 0, 1, false, whole.view()); }),
       HasSubstr("ranks is 0, wanted at least 1"));
-  EXPECT_THAT(
-      test::message_of<InvalidArgument>([&] { quantized_sum(stream, data, 1, {1, 0}, false, whole.view()); }),
-      HasSubstr("0 groups in an outer group, wanted at least 1"));
+  EXPECT_THAT(test::message_of<InvalidArgument>([&] {
+                quantized_sum(stream, data, 1, {1, 0}, false, whole.view());
+              }),
+              HasSubstr("0 groups in an outer group, wanted at least 1"));
 }
 
 TEST(Quantization, CountsItsWork) {

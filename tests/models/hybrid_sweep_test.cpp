@@ -166,8 +166,8 @@ void expect_one_digest(const LanguageModel& model, bool every) {
 }
 
 /// Expects four shards whose gradients are added in pairs to have the bits of two copies of two shards, at
-/// stage 1 also with int8 blocks, and at stage 2 on nodes of two ranks. Tests one in `stride` cases, on `most`
-/// ranks at most.
+/// stage 1 also with int8 blocks, and at stage 2 on nodes of two ranks. Tests one in `stride` cases, on
+/// `most` ranks at most.
 void expect_bits_of_copies(const LanguageModel& model, int stride, int most = 8) {
   int number = 0;
   for (const auto& [others, ranks] :
