@@ -702,6 +702,12 @@ TEST(Arguments, AreRefusedWithTheOperationNamed) {
               comm->reduce_scatter(values, DataType::float32, values, DataType::float32, 1, options, {}, {});
             }),
             "reduce_scatter: 0 ranks give values");
+  EXPECT_EQ(refusal_of([&] {
+              ReductionOptions options;
+              options.outer_group = 0;
+              comm->reduce_scatter(values, DataType::float32, values, DataType::float32, 1, options, {}, {});
+            }),
+            "reduce_scatter: outer groups of 0 groups");
   EXPECT_EQ(
       refusal_of([&] {
         comm->reduce_scatter(values, DataType::float32, values, DataType::float32, 1, {1, false, -1}, {}, {});
