@@ -90,6 +90,9 @@ void CommunicatorBase::validate_and_record_reduce_scatter(const void* full, Data
                        name_of(dtype), name_of(to), size()));
   }
   if (options.givers < 1) refuse(name, label, fmt::format("{} ranks give values", options.givers));
+  if (options.outer_group < 1) {
+    refuse(name, label, fmt::format("outer groups of {} groups", options.outer_group));
+  }
   if (options.bucket_elements < 0) {
     refuse(name, label, fmt::format("bucket of {} elements", options.bucket_elements));
   }

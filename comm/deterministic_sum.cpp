@@ -8,7 +8,8 @@ void deterministic_sum(Stream& stream, std::span<const void* const> pieces, Data
   if (dtype != to) {
     kernels::rounded_sum(stream, {pieces[0], dtype, out.shape}, to, options.accumulate, out);
   } else if (pieces.size() > 1 || pieces[0] != out.data || dtype != out.dtype || options.accumulate) {
-    kernels::ordered_sum(stream, pieces, dtype, options.group_size, options.accumulate, out, target);
+    kernels::ordered_sum(stream, pieces, dtype, {options.group_size, options.outer_group}, options.accumulate,
+                         out, target);
   }
 }
 

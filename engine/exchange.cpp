@@ -1,5 +1,6 @@
 #include "engine/exchange.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -7,6 +8,12 @@
 #include "tranche/kernels/elementwise.h"
 
 namespace tranche::detail {
+
+void GradientSum::order(const FlatBuffer& flat, int reduction_group) {
+  const int of_data_rank = flat.givers_a_data_rank();
+  group_size = reduction_group == 0 ? -of_data_rank : of_data_rank == 1 ? reduction_group : of_data_rank;
+  outer_group = of_data_rank == 1 ? 1 : std::max(reduction_group, 1);
+}
 
 // --- Over the group -------------------------------------------------------------------------------------
 
@@ -28,6 +35,7 @@ ConstTensorView GradientExchange::round(Stream& stream, const FlatBuffer& /*flat
 ReductionOptions GradientExchange::options_of(const GradientSum& sum, const FlatBuffer& flat) const {
   ReductionOptions options;
   options.group_size = sum.group_size;
+  options.outer_group = sum.outer_group;
   options.accumulate = sum.accumulate;
   options.bucket_elements = config_.reduce_bucket_elements;
   if (!flat.sums_uses()) options.round_to = config_.precision.communication;  // uses are rounded separately

@@ -15,10 +15,14 @@ namespace tranche::detail {
 
 /// The options of one reduction of a flat buffer's gradients, for any GradientExchange.
 struct GradientSum {
-  std::int64_t micro_batch = 0;  ///< determines how many ranks contribute gradients
-  int group_size = 1;            ///< the reduction order, as in ReductionOptions
-  bool accumulate = false;       ///< add to the present main gradient
-  bool last = true;              ///< this completes the step's gradients
+  /// Sets the order: the gradients of one data rank are added first, then data ranks in groups of
+  /// `reduction_group`, then these groups. With 0, data ranks are added to the main gradient in turn.
+  void order(const FlatBuffer& flat, int reduction_group);
+
+  std::int64_t micro_batch = 0;         ///< determines how many ranks contribute gradients
+  int group_size = 1, outer_group = 1;  ///< the reduction order, as in ReductionOptions
+  bool accumulate = false;              ///< add to the present main gradient
+  bool last = true;                     ///< this completes the step's gradients
 };
 
 /// Reduces gradients over the ranks that contribute to them. This class does so in the communication dtype,

@@ -349,17 +349,7 @@ void GradientReducer::reduce(Target& target, Target& last_use, FlatBuffer& flat,
   }
   GradientSum sum;
   sum.micro_batch = micro_batch;
-  sum.group_size = reduction_group_;
-  // The uses of one data rank are added first, then data ranks one by one, wherever the uses are. If data
-  // ranks are added to the main gradient in turn, a run without a pipeline does the same.
-  if (flat.stages > 1) {
-    sum.group_size = reduction_group_ == 0 ? -flat.stages : flat.stages;
-  } else if (flat.sharers > 1) {
-    // The addends of one data rank's gradient are added first.
-    sum.group_size = reduction_group_ == 0 ? -flat.sharers : flat.sharers;
-  } else if (flat.sums_uses() && reduction_group_ > 0) {
-    sum.group_size = 1;
-  }
+  sum.order(flat, reduction_group_);
   sum.accumulate = !reduce_once && accumulated != 0;
   sum.last = last;
   std::vector<Event> ready{compute_.record(), flat.reduce_done};

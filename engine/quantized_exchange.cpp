@@ -89,7 +89,8 @@ void BlockGradients::reduce(FlatBuffer& flat, const ConstTensorView& sent, void*
     }
     for (const Event& event : ready) summing_->wait(event);
     kernels::quantized_sum(*summing_, ranks > 1 ? received : blocks, std::min(options.givers, ranks),
-                           options.group_size, options.accumulate, part_of(out, 0, {begin, begin + count}));
+                           {options.group_size, options.outer_group}, options.accumulate,
+                           part_of(out, 0, {begin, begin + count}));
     flat.reduce_done = summing_->record();
     ready = {flat.reduce_done};
   }

@@ -292,9 +292,9 @@ std::vector<float> TensorAccess::main_gradient(int index, bool reduced, int redu
     const Buffer sum = memory(shard_range.size() * size_of(summed));
     const ConstTensorView sent =
         bytes.sent > 0 ? exchange.round(compute_, flat, accumulated, rounded.data()) : accumulated;
-    GradientSum order;
-    order.group_size = flat.sharers > 1 ? flat.sharers : reduction_group;
-    exchange.reduce(flat, sent, received.data(), {sum.data(), summed, Shape{shard_range.size()}}, order,
+    GradientSum in_order;
+    in_order.order(flat, reduction_group);
+    exchange.reduce(flat, sent, received.data(), {sum.data(), summed, Shape{shard_range.size()}}, in_order,
                     {compute_.record()}, access_label(tensor.name, Tier::device));
     flat.reduce_done.wait();
     std::vector<float> values = from({sum.data(), summed, Shape{shard_range.size()}}, shard_range, false);

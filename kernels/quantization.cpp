@@ -47,17 +47,20 @@ void dequantize(Stream& stream, const void* blocks, const TensorView& values) {
       [&] { cuda::dequantize(stream, blocks, values); });
 }
 
-void quantized_sum(Stream& stream, const void* pieces, int ranks, int group_size, bool accumulate,
+void quantized_sum(Stream& stream, const void* pieces, int ranks, SumGroups groups, bool accumulate,
                    const TensorView& out) {
   constexpr std::string_view name = "quantized_sum";
   check_blocks(name, "out", out, pieces);
   if (ranks < 1) refuse(name, fmt::format("ranks is {}, wanted at least 1", ranks));
+  if (groups.outer < 1) {
+    refuse(name, fmt::format("{} groups in an outer group, wanted at least 1", groups.outer));
+  }
   dispatch(
       stream, name, meta::quantized_sum(ranks, accumulate, out),
-      [threads = stream.threads(), pieces, ranks, group_size, accumulate, out] {
-        cpu::quantized_sum(threads, pieces, ranks, group_size, accumulate, out);
+      [threads = stream.threads(), pieces, ranks, groups, accumulate, out] {
+        cpu::quantized_sum(threads, pieces, ranks, groups, accumulate, out);
       },
-      [&] { cuda::quantized_sum(stream, pieces, ranks, group_size, accumulate, out); });
+      [&] { cuda::quantized_sum(stream, pieces, ranks, groups, accumulate, out); });
 }
 
 }  // namespace tranche::kernels

@@ -12,23 +12,26 @@
 
 namespace tranche::kernels {
 
-void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType piece_dtype, int group_size,
+void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType piece_dtype, SumGroups groups,
                  bool accumulate, const TensorView& out, SumTarget target) {
   constexpr std::string_view name = "ordered_sum";
   check_floating(name, "pieces", piece_dtype);
   check_floating(name, "out", out.dtype);
   if (pieces.empty()) refuse(name, "`pieces` is empty, wanted at least one");
+  if (groups.outer < 1) {
+    refuse(name, fmt::format("{} groups in an outer group, wanted at least 1", groups.outer));
+  }
   dispatch(
       stream, name, meta::ordered_sum(pieces.size(), piece_dtype, accumulate, out),
       [threads = stream.threads(), owned = std::vector<const void*>(pieces.begin(), pieces.end()),
-       piece_dtype, group_size, accumulate, out,
-       target] { cpu::ordered_sum(threads, owned, piece_dtype, group_size, accumulate, out, target); },
+       piece_dtype, groups, accumulate, out,
+       target] { cpu::ordered_sum(threads, owned, piece_dtype, groups, accumulate, out, target); },
       [&] {
         if (pieces.size() > cuda::most_pieces) {
           refuse(name, fmt::format("{} pieces, where a GPU takes {} at once; sum them in groups of ranks",
                                    pieces.size(), cuda::most_pieces));
         }
-        cuda::ordered_sum(stream, pieces, piece_dtype, group_size, accumulate, out);
+        cuda::ordered_sum(stream, pieces, piece_dtype, groups, accumulate, out);
       });
 }
 

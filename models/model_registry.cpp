@@ -150,8 +150,7 @@ std::shared_ptr<const LanguageModel> ModelRegistry::resolve(const std::string& p
       !std::filesystem::exists(preset_or_path.substr(0, slash), ignored)) {
     throw ConfigurationError(
         fmt::format("\"{}\" is no file; if it is a name on a hub of models: nothing is downloaded here: "
-                    "fetch the folder, and "
-                    "name its config.json",
+                    "fetch the folder, and name its config.json",
                     preset_or_path));
   }
   return from_json(detail::read_text_file(preset_or_path, "a model's config.json"), preset_or_path);

@@ -49,7 +49,7 @@ STARTED = re.compile(r"^step +\d+/|nothing to train|no checkpoint in|weights and
 
 
 ALONE_LIMIT = 2  # seconds that a rank may outlive its mpirun
-SAVE_LIMIT = 5  # seconds that --nvme waits for swap files and for a save to begin
+SAVE_LIMIT = 60  # seconds after which --nvme waits no longer for swap files and for a save to begin
 
 
 class Failed(Exception):

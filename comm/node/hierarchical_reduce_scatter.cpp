@@ -186,7 +186,8 @@ bool HierarchicalReduceScatter::sum(std::int64_t chunk) {
   }
   ReductionOptions over_groups;
   over_groups.accumulate = result_.order.accumulate;
-  if (result_.order.group_size <= 0) over_groups.group_size = 0;
+  const int outer = result_.order.outer_group;
+  over_groups.group_size = result_.order.group_size <= 0 ? -outer : outer;
   std::vector<float> block(static_cast<std::size_t>(plan_->groups() * block_elements));
   std::vector<const void*> sums(sources.size()), pieces;
   for (std::int64_t done = 0; done < elements; done += block_elements) {

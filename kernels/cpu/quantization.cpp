@@ -1,6 +1,7 @@
 #include "kernels/cpu/quantization.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "kernels/block_codes.h"
@@ -84,38 +85,43 @@ void dequantize_blocks(const std::int8_t* blocks, const TensorView& values, std:
 }
 
 /// Computes a block of the sum, all ranks' vectors of a position before the next position. The first rank of
-/// a group, and the first group's sum, are taken unchanged, as in ordered_sum.
+/// a group, and the first sum, are taken unchanged, as in ordered_sum.
 template <class Out>
-HWY_INLINE void sum_block(const std::int8_t* block, std::int64_t stride, int ranks, int group_size,
+HWY_INLINE void sum_block(const std::int8_t* block, std::int64_t stride, int ranks, SumGroups groups,
                           bool accumulate, Out* out) {
   const F d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  const bool folds = group_size <= 0 && accumulate;
-  const int group = group_size > 0 ? group_size : std::max(-group_size, 1);
+  const bool folds = groups.size <= 0 && accumulate;
+  const int group_size = std::max(std::abs(groups.size), 1);
   for (std::int64_t i = 0; i < quantized_block; i += lanes) {
     const auto piece = [&](int rank) HWY_ATTR {
       const std::int8_t* of_rank = block + rank * stride;
       return block_values(d, of_rank + i, hn::Set(d, scale_of(of_rank)));
     };
-    auto total = folds ? load(d, out + i) : hn::Zero(d);
-    for (int first = 0; first < ranks; first += group) {
-      const int end = ranks - first < group ? ranks : first + group;
+    auto total = folds ? load(d, out + i) : hn::Zero(d), outer = total;
+    bool first_outer = !folds;
+    for (int first = 0, in_outer = 0; first < ranks;) {
+      const int end = ranks - first < group_size ? ranks : first + group_size;
       auto partial = piece(first);
-      for (int rank = first + 1; rank < end; ++rank) partial = hn::Add(partial, piece(rank));
-      total = first == 0 && !folds ? partial : hn::Add(total, partial);
+      while (++first < end) partial = hn::Add(partial, piece(first));
+      outer = in_outer == 0 ? partial : hn::Add(outer, partial);
+      if (++in_outer < groups.outer && first < ranks) continue;
+      in_outer = 0;
+      total = first_outer ? outer : hn::Add(total, outer);
+      first_outer = false;
     }
     if (accumulate && !folds) total = hn::Add(load(d, out + i), total);
     store(d, total, out + i);
   }
 }
 
-void sum_blocks(const std::int8_t* pieces, int ranks, int group_size, bool accumulate, const TensorView& out,
-                std::int64_t first, std::int64_t count) {
+void sum_blocks(const std::int8_t* pieces, int ranks, SumGroups groups, bool accumulate,
+                const TensorView& out, std::int64_t first, std::int64_t count) {
   const std::int64_t stride = quantized_bytes(out.elements());
   with_floating(out.dtype, [&](auto result) HWY_ATTR {
     auto* to = static_cast<decltype(result)*>(out.data);
     for (std::int64_t b = first; b < first + count; ++b) {
-      sum_block(pieces + b * quantized_block_bytes, stride, ranks, group_size, accumulate,
+      sum_block(pieces + b * quantized_block_bytes, stride, ranks, groups, accumulate,
                 to + b * quantized_block);
     }
   });
@@ -153,13 +159,13 @@ void dequantize(int threads, const void* blocks, const TensorView& values) {
                   });
 }
 
-void quantized_sum(int threads, const void* pieces, int ranks, int group_size, bool accumulate,
+void quantized_sum(int threads, const void* pieces, int ranks, SumGroups groups, bool accumulate,
                    const TensorView& out) {
-  parallel_ranges(
-      threads, out.elements() / quantized_block, grain, [&](std::int64_t first, std::int64_t count) {
-        HWY_DYNAMIC_DISPATCH(sum_blocks)
-        (static_cast<const std::int8_t*>(pieces), ranks, group_size, accumulate, out, first, count);
-      });
+  parallel_ranges(threads, out.elements() / quantized_block, grain,
+                  [&](std::int64_t first, std::int64_t count) {
+                    HWY_DYNAMIC_DISPATCH(sum_blocks)
+                    (static_cast<const std::int8_t*>(pieces), ranks, groups, accumulate, out, first, count);
+                  });
 }
 
 }  // namespace tranche::kernels::cpu

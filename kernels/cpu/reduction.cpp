@@ -4,6 +4,7 @@
 #include <atomic>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <iterator>
 #include <mutex>
 
@@ -37,21 +38,34 @@ HWY_INLINE hn::VFromD<D> load(D d, const Rounded<float16>* from) {
   return load(d, halves);
 }
 
+/// `outer_size`: the most operands in an outer group.
 template <class Piece, class Out>
-HWY_INLINE void ordered_sum_loop(std::span<const void* const> pieces, std::size_t group_size, bool accumulate,
-                                 Out* out, std::int64_t first, std::int64_t count, bool folds = false) {
+HWY_INLINE void ordered_sum_loop(std::span<const void* const> pieces, std::size_t group_size,
+                                 std::size_t outer_size, bool accumulate, Out* out, std::int64_t first,
+                                 std::int64_t count, bool folds = false) {
+  const std::size_t all = pieces.size(), first_end = std::min(outer_size, all);
+  const bool plain = !folds && first_end == all;
   for_each_vector(count, [&](auto d, std::int64_t offset) HWY_ATTR {
     const std::int64_t i = first + offset;
     const auto piece = [&](std::size_t rank)
                            HWY_ATTR { return load(d, static_cast<const Piece*>(pieces[rank]) + i); };
-    auto total = hn::Zero(d);
-    if (folds) total = load(d, out + i);  // the groups' sums are added to the output one by one
-    for (std::size_t group = 0; group < pieces.size(); group += group_size) {
-      const std::size_t end = pieces.size() - group < group_size ? pieces.size() : group + group_size;
-      auto partial = piece(group);
-      for (std::size_t rank = group + 1; rank < end; ++rank) partial = hn::Add(partial, piece(rank));
-      // The first group's sum is taken unchanged, because 0 + -0 would lose the sign.
-      total = group == 0 && !folds ? partial : hn::Add(total, partial);
+    const auto sum_outer = [&](std::size_t begin, std::size_t end) HWY_ATTR {
+      auto sum = hn::Zero(d);
+      for (std::size_t group = begin; group < end; group += group_size) {
+        const std::size_t last = end - group < group_size ? end : group + group_size;
+        auto partial = piece(group);
+        for (std::size_t rank = group + 1; rank < last; ++rank) partial = hn::Add(partial, piece(rank));
+        // The first group's sum is taken unchanged, because 0 + -0 would lose the sign.
+        sum = group == begin ? partial : hn::Add(sum, partial);
+      }
+      return sum;
+    };
+    auto total = sum_outer(0, first_end);
+    if (!plain) {
+      if (folds) total = hn::Add(load(d, out + i), total);  // the next outer groups are added to that
+      for (std::size_t outer = first_end; outer < all; outer += outer_size) {
+        total = hn::Add(total, sum_outer(outer, std::min(outer + outer_size, all)));
+      }
     }
     if (accumulate && !folds) total = hn::Add(load(d, out + i), total);
     store(d, total, out + i);
@@ -88,7 +102,7 @@ HWY_INLINE void ordered_sum_streaming(std::span<const void* const> pieces, std::
   const std::int64_t whole = std::max(line, lanes * 4);
   const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(out + first));
   const std::int64_t head = std::min(count, (whole - address % whole) % whole / width);
-  ordered_sum_loop<Piece>(pieces, group_size, accumulate, out, first, head);
+  ordered_sum_loop<Piece>(pieces, group_size, pieces.size(), accumulate, out, first, head);
   std::int64_t i = first + head;
   const std::int64_t end = first + count;
   for (; i + block <= end; i += block) {
@@ -120,7 +134,7 @@ HWY_INLINE void ordered_sum_streaming(std::span<const void* const> pieces, std::
     stream_out(d, total, vectors, out + i);
   }
   hwy::FlushStream();
-  ordered_sum_loop<Piece>(pieces, group_size, accumulate, out, i, end - i);
+  ordered_sum_loop<Piece>(pieces, group_size, pieces.size(), accumulate, out, i, end - i);
 }
 
 /// The usual numbers of ranks on a node have specialised loops if the result is fp32.
@@ -146,22 +160,23 @@ HWY_INLINE void ordered_sum_to_memory(std::span<const void* const> pieces, std::
   ordered_sum_streaming<0, Piece>(pieces, group_size, accumulate, out, first, count);
 }
 
-void sum_pieces(std::span<const void* const> pieces, DataType piece_dtype, int group_size, bool accumulate,
+void sum_pieces(std::span<const void* const> pieces, DataType piece_dtype, SumGroups groups, bool accumulate,
                 const TensorView& out, SumTarget target, std::int64_t first, std::int64_t count) {
   with_floating(piece_dtype, [&](auto piece) HWY_ATTR {
     with_floating(out.dtype, [&](auto result) HWY_ATTR {
       using Piece = decltype(piece);
       auto* to = static_cast<decltype(result)*>(out.data);
       // A fold of one group, or without accumulation, is an ordinary sum.
-      const auto of_fold = static_cast<std::size_t>(std::max(-group_size, 1));
-      const bool folds = group_size <= 0 && accumulate && pieces.size() > of_fold;
-      const auto group = folds || group_size < 0 ? of_fold
-                         : group_size == 0       ? pieces.size()
-                                                 : static_cast<std::size_t>(group_size);
-      if (target == SumTarget::memory && !folds) {
+      auto group = static_cast<std::size_t>(std::max(std::abs(groups.size), 1));
+      const bool folds = groups.size <= 0 && accumulate && pieces.size() > group;
+      // Without a fold, outer groups of one group have the bits of a single outer group.
+      const std::size_t outer =
+          groups.outer > 1 || folds ? group * static_cast<std::size_t>(groups.outer) : pieces.size();
+      if (groups.size == 0 && outer >= pieces.size()) group = pieces.size();
+      if (target == SumTarget::memory && !folds && outer >= pieces.size()) {
         ordered_sum_to_memory<Piece>(pieces, group, accumulate, to, first, count);
       } else {
-        ordered_sum_loop<Piece>(pieces, group, accumulate, to, first, count, folds);
+        ordered_sum_loop<Piece>(pieces, group, outer, accumulate, to, first, count, folds);
       }
     });
   });
@@ -246,11 +261,11 @@ const SquareSum& sum_of(RunningSquares& squares) {
   return squares.sum;
 }
 
-void ordered_sum(int threads, std::span<const void* const> pieces, DataType piece_dtype, int group_size,
+void ordered_sum(int threads, std::span<const void* const> pieces, DataType piece_dtype, SumGroups groups,
                  bool accumulate, const TensorView& out, SumTarget target) {
   parallel_ranges(threads, out.elements(), parallel_grain, [&](std::int64_t first, std::int64_t count) {
     HWY_DYNAMIC_DISPATCH(sum_pieces)
-    (pieces, piece_dtype, group_size, accumulate, out, target, first, count);
+    (pieces, piece_dtype, groups, accumulate, out, target, first, count);
   });
 }
 

@@ -22,17 +22,17 @@ template <int capacity>
 struct PieceList {
   const void* pieces[capacity];
   int count;
-  int group_size;
+  int group_size, outer_size;  ///< operands in a group, and groups in an outer group
   bool accumulate;
-  bool folds;  ///< the groups' sums are added to `out` one by one
+  bool folds;  ///< the outer groups' sums are added to `out` one by one
 };
 
 /// Bytes per element: pieces * size(piece) + size(out), and size(out) again to accumulate.
 template <int n, class Piece, class Out, int capacity>
 __device__ __forceinline__ void sum_group(const PieceList<capacity>& list, const Out& out, std::int64_t i) {
-  float total[n] = {}, partial[n] = {};
-  int in_group = 0;
-  bool first_group = !list.folds;
+  float total[n] = {}, outer[n] = {}, partial[n] = {};
+  int in_group = 0, in_outer = 0;
+  bool first_outer = !list.folds;
   if (list.folds) Out::template widen<n>(out.template load<n>(i), total);
   for (int base = 0; base < list.count; base += batch) {
     typename Elements<Piece>::template Loaded<n> loaded[batch] = {};
@@ -48,16 +48,19 @@ __device__ __forceinline__ void sum_group(const PieceList<capacity>& list, const
       if (base + b >= list.count) break;
       float values[n];
       Elements<Piece>::template widen<n>(loaded[b], values);
-      // The sum of a group starts with its first operand itself, and the total with the first group's sum,
-      // because 0 + -0 would lose the sign.
+      // Every sum starts with its first operand itself, because 0 + -0 would lose the sign.
 #pragma unroll
       for (int k = 0; k < n; ++k) partial[k] = in_group == 0 ? values[k] : partial[k] + values[k];
-      if (++in_group == list.group_size || base + b + 1 == list.count) {
+      const bool last = base + b + 1 == list.count;
+      if (++in_group < list.group_size && !last) continue;
+      in_group = 0;
 #pragma unroll
-        for (int k = 0; k < n; ++k) total[k] = first_group ? partial[k] : total[k] + partial[k];
-        first_group = false;
-        in_group = 0;
-      }
+      for (int k = 0; k < n; ++k) outer[k] = in_outer == 0 ? partial[k] : outer[k] + partial[k];
+      if (++in_outer < list.outer_size && !last) continue;
+      in_outer = 0;
+#pragma unroll
+      for (int k = 0; k < n; ++k) total[k] = first_outer ? outer[k] : total[k] + outer[k];
+      first_outer = false;
     }
   }
   if (list.accumulate && !list.folds) {
@@ -97,15 +100,16 @@ VectorRange range_of_pieces(std::span<const void* const> pieces, std::int64_t pi
 }
 
 template <class Piece, class Out, int capacity>
-void launch_ordered_sum(Stream& stream, std::span<const void* const> pieces, int group_size, bool accumulate,
-                        const TensorView& view, const Out& out) {
+void launch_ordered_sum(Stream& stream, std::span<const void* const> pieces, SumGroups groups,
+                        bool accumulate, const TensorView& view, const Out& out) {
   constexpr int width = std::min(16 / Elements<Piece>::bytes, 16 / Out::bytes);
   PieceList<capacity> list;
   std::fill(std::copy(pieces.begin(), pieces.end(), list.pieces), list.pieces + capacity, nullptr);
   list.count = static_cast<int>(pieces.size());
   list.accumulate = accumulate;
-  list.folds = accumulate && group_size <= 0;
-  list.group_size = group_size < 0 ? -group_size : group_size > 0 ? group_size : list.folds ? 1 : list.count;
+  list.folds = accumulate && groups.size <= 0;
+  list.group_size = groups.size < 0 ? -groups.size : std::max(groups.size, 1);
+  list.outer_size = groups.outer;
   const VectorRange range = range_of_pieces(pieces, Elements<Piece>::bytes, width, view);
   const auto kernel = range.width == width ? ordered_sum_kernel<width, Piece, Out, capacity>
                                            : ordered_sum_kernel<1, Piece, Out, capacity>;
@@ -186,18 +190,18 @@ __global__ void __launch_bounds__(vector_loop_threads)
 
 }  // namespace
 
-void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType piece_dtype, int group_size,
+void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType piece_dtype, SumGroups groups,
                  bool accumulate, const TensorView& out) {
   if (out.elements() == 0) return;
   with_storage(piece_dtype, [&](auto storage) {
     using Piece = decltype(storage);
     if (pieces.size() > few_pieces) {
-      return launch_ordered_sum<Piece, AnyElements, most_pieces>(stream, pieces, group_size, accumulate, out,
+      return launch_ordered_sum<Piece, AnyElements, most_pieces>(stream, pieces, groups, accumulate, out,
                                                                  any_elements_of(out));
     }
     with_storage(out.dtype, [&](auto result) {
       using Out = Elements<decltype(result)>;
-      launch_ordered_sum<Piece, Out, few_pieces>(stream, pieces, group_size, accumulate, out, Out{out.data});
+      launch_ordered_sum<Piece, Out, few_pieces>(stream, pieces, groups, accumulate, out, Out{out.data});
     });
   });
 }

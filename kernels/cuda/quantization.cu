@@ -100,23 +100,22 @@ __global__ void __launch_bounds__(threads)
 
 template <class Out>
 __global__ void __launch_bounds__(threads)
-    quantized_sum_kernel(const unsigned char* pieces, const int ranks, const int group_size,
+    quantized_sum_kernel(const unsigned char* pieces, const int ranks, const SumGroups groups,
                          const bool accumulate, const Out out, const std::int64_t count) {
   const std::int64_t stride = count * quantized_block_bytes;
-  const bool folds = group_size <= 0 && accumulate;
-  const int group = group_size > 0 ? group_size : max(-group_size, 1);
+  const bool folds = groups.size <= 0 && accumulate;
+  const int group = max(abs(groups.size), 1);
   for_each_block(count, [&](std::int64_t b) {
 #pragma unroll
     for (int half = 0; half < halves; ++half) {
       const std::int64_t first = b * quantized_block + place(half);
-      float total[each] = {}, partial[each] = {}, held[each] = {};
+      float total[each] = {}, outer[each] = {}, partial[each] = {}, held[each] = {};
       if (accumulate) Out::template widen<each>(out.template load<each>(first), held);
-      // The sum of a group starts with its first operand itself, and the total with the first group's sum,
-      // because 0 + -0 would lose the sign.
-      int in_group = 0;
-      bool first_group = true;
+      // Every sum starts with its first operand itself, because 0 + -0 would lose the sign.
+      int in_group = 0, in_outer = 0;
+      bool first_outer = true;
       if (folds) {
-        first_group = false;
+        first_outer = false;
 #pragma unroll
         for (int k = 0; k < each; ++k) total[k] = held[k];
       }
@@ -126,12 +125,15 @@ __global__ void __launch_bounds__(threads)
         block_values(block, half, scale_of(block), read);
 #pragma unroll
         for (int k = 0; k < each; ++k) partial[k] = in_group == 0 ? read[k] : partial[k] + read[k];
-        if (++in_group == group || rank + 1 == ranks) {
+        if (++in_group < group && rank + 1 < ranks) continue;
+        in_group = 0;
 #pragma unroll
-          for (int k = 0; k < each; ++k) total[k] = first_group ? partial[k] : total[k] + partial[k];
-          first_group = false;
-          in_group = 0;
-        }
+        for (int k = 0; k < each; ++k) outer[k] = in_outer == 0 ? partial[k] : outer[k] + partial[k];
+        if (++in_outer < groups.outer && rank + 1 < ranks) continue;
+        in_outer = 0;
+#pragma unroll
+        for (int k = 0; k < each; ++k) total[k] = first_outer ? outer[k] : total[k] + outer[k];
+        first_outer = false;
       }
       if (accumulate && !folds) {
 #pragma unroll
@@ -166,13 +168,13 @@ void dequantize(Stream& stream, const void* blocks, const TensorView& values) {
   });
 }
 
-void quantized_sum(Stream& stream, const void* pieces, int ranks, int group_size, bool accumulate,
+void quantized_sum(Stream& stream, const void* pieces, int ranks, SumGroups groups, bool accumulate,
                    const TensorView& out) {
   const std::int64_t count = out.elements() / quantized_block;
   with_storage(out.dtype, [&](auto storage) {
     using Out = Elements<decltype(storage)>;
     launch(stream, "quantized_sum", quantized_sum_kernel<Out>, shape_of(count),
-           static_cast<const unsigned char*>(pieces), ranks, group_size, accumulate, Out{out.data}, count);
+           static_cast<const unsigned char*>(pieces), ranks, groups, accumulate, Out{out.data}, count);
   });
 }
 

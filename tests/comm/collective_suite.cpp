@@ -52,16 +52,25 @@ std::vector<T> gradient(int rank, std::int64_t elements, std::uint64_t salt, std
   return values;
 }
 
-/// The values that rank `rank` must get from a reduce_scatter of gradient<T>(s, ...) over n ranks.
+/// The values that rank `rank` must get from a reduce_scatter of gradient<T>(s, ...) over n ranks, with
+/// `before` in the output.
 template <typename T>
-std::vector<float> expected_sum(int n, int rank, std::int64_t count, int group_size, std::uint64_t salt) {
+std::vector<float> expected_sum(int n, int rank, std::int64_t count, const ReductionOptions& options,
+                                std::uint64_t salt, const std::vector<float>& before = {}) {
   std::vector<float> sum(static_cast<std::size_t>(count));
   std::vector<float> terms(static_cast<std::size_t>(n));
+  const auto group = static_cast<std::size_t>(std::max(std::abs(options.group_size), 1));
   for (std::int64_t i = 0; i < count; ++i) {
     for (int s = 0; s < n; ++s) {
       terms[static_cast<std::size_t>(s)] = to_float(from_float<T>(test_value(s, rank * count + i, salt)));
     }
-    sum[static_cast<std::size_t>(i)] = reduce_in_order(terms, std::min(group_size, n));
+    const auto outer = static_cast<std::size_t>(options.outer_group);
+    std::vector<float> sums = sums_of_groups(sums_of_groups(terms, group), outer);
+    if (options.accumulate) {  // a fold begins with the value that is there, and other sums are added to it
+      if (options.group_size > 0) sums = sums_of_groups(sums, sums.size());
+      sums.insert(sums.begin(), before[static_cast<std::size_t>(i)]);
+    }
+    sum[static_cast<std::size_t>(i)] = sums_of_groups(sums, sums.size())[0];
   }
   return sum;
 }
@@ -122,32 +131,17 @@ void reduce_scatter_case(Communicator& comm, const SuitePlace& place, std::int64
                       label)
       .wait();
   const int givers = std::min(options.givers, n);
-  std::vector<Out> wanted(before.size());
-  if (options.group_size <= 0) {  // a fold adds the sums of groups of -group_size ranks one after another
-    const int group = std::max(-options.group_size, 1);
-    for (std::size_t i = 0; i < wanted.size(); ++i) {
-      float folded = to_float(before[i]);
-      for (int first = 0; first < givers; first += group) {
-        std::vector<float> terms;
-        for (int s = first; s < std::min(first + group, givers); ++s) {
-          const auto element = comm.rank() * count + static_cast<std::int64_t>(i);
-          terms.push_back(to_float(from_float<T>(test_value(s, element, salt))));
-        }
-        const float sum = reduce_in_order(terms, group);
-        folded = first > 0 || options.accumulate ? folded + sum : sum;
-      }
-      wanted[i] = from_float<Out>(folded);
-    }
-  } else {
-    const auto sum = expected_sum<T>(givers, comm.rank(), count, options.group_size, salt);
-    for (std::size_t i = 0; i < sum.size(); ++i) {
-      wanted[i] = from_float<Out>(options.accumulate ? to_float(before[i]) + sum[i] : sum[i]);
-    }
+  std::vector<float> held;
+  for (const Out value : before) held.push_back(to_float(value));
+  std::vector<Out> wanted;
+  for (const float sum : expected_sum<T>(givers, comm.rank(), count, options, salt, held)) {
+    wanted.push_back(from_float<Out>(sum));
   }
-  require_same(output.read(), wanted,
-               fmt::format("reduce_scatter n={} {}->{} count={} group={} accumulate={} bucket={} givers={}",
-                           n, name_of(data_type_of<T>()), name_of(data_type_of<Out>()), count,
-                           options.group_size, options.accumulate, options.bucket_elements, givers));
+  require_same(
+      output.read(), wanted,
+      fmt::format("reduce_scatter n={} {}->{} count={} group={}, {} accumulate={} bucket={} givers={}", n,
+                  name_of(data_type_of<T>()), name_of(data_type_of<Out>()), count, options.group_size,
+                  options.outer_group, options.accumulate, options.bucket_elements, givers));
 }
 
 template <typename T>
@@ -286,6 +280,9 @@ void check_reduce_scatter(Communicator& comm, std::int64_t staging_bytes, const 
       reduce_scatter_case<bfloat16, float>(comm, place, count, {0, false, 300, std::nullopt, givers});
       reduce_scatter_case<bfloat16, float>(comm, place, count, {-2, true, 0, std::nullopt, givers});
       reduce_scatter_case<float, float>(comm, place, count, {2, true, 0, std::nullopt, givers});
+      reduce_scatter_case<bfloat16, float>(comm, place, count, {1, true, 0, std::nullopt, givers, 2});
+      reduce_scatter_case<float, float>(comm, place, count, {2, false, 300, std::nullopt, givers, 2});
+      reduce_scatter_case<float, float>(comm, place, count, {-1, true, 0, std::nullopt, givers, 2});
     }
   }
   // Sizes near one slot, and sizes well beyond the staging buffer.
@@ -308,7 +305,7 @@ void check_reduce_scatter(Communicator& comm, std::int64_t staging_bytes, const 
       .wait();
   const auto got = full.read();
   const auto first = got.begin() + comm.rank() * count;
-  require_same(std::vector<float>(first, first + count), expected_sum<float>(n, comm.rank(), count, 2, 9),
+  require_same(std::vector<float>(first, first + count), expected_sum<float>(n, comm.rank(), count, {2}, 9),
                fmt::format("reduce_scatter in place n={} count={}", n, count));
 }
 
@@ -425,7 +422,7 @@ void check_split(Communicator& comm, const SuitePlace& place) {
   half->all_gather(mine.data(), ranks.data(), 1, DataType::int64, 0, {}, label).wait();
   outer.wait();
   require_same(ranks.read(), wanted, "members of a split group");
-  require_same(sum.read(), expected_sum<float>(n, comm.rank(), 100, n, 4),
+  require_same(sum.read(), expected_sum<float>(n, comm.rank(), 100, {n}, 4),
                "the whole group beside a split one");
   reduce_scatter_case<bfloat16, float>(*half, place, 777, {2, false, 0});
   // A split of a split, a second split of the whole at the same time, and a rank that is in no group.
@@ -479,7 +476,7 @@ void check_many_in_flight(Communicator& comm, int operations, const SuitePlace& 
     const Job& job = jobs[k];
     require_equal(job.value, n * (n - 1) / 2.0 + n * static_cast<double>(k),
                   fmt::format("all_reduce {} of many", k));
-    require_same(job.out.read(), expected_sum<float>(n, rank, job.count, 2, k),
+    require_same(job.out.read(), expected_sum<float>(n, rank, job.count, {2}, k),
                  fmt::format("reduce_scatter {} of many", k));
     std::vector<bfloat16> wanted;
     for (int s = 0; s < n; ++s) {

@@ -251,7 +251,7 @@ TEST_P(DeviceRanks, MessagesPassWhileARecvElsewhereIsPending) {
             EXPECT_EQ(messages[static_cast<std::size_t>(round)]->read(), values(0, round));
         }
       },
-      10);
+      60);
 }
 
 // Messages along a line: each rank has receives from both neighbours pending when it sends to them, and its

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
+#include <latch>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "comm/device_communicator.h"
 #include "device/cuda_probe.h"
 #include "tests/comm/collective_suite.h"
+#include "tests/comm/common_start.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
 #include "tranche/device/memory_resources.h"
@@ -79,12 +81,19 @@ struct Rank {
 };
 
 using Body = std::function<void(int, Rank&)>;
+/// Runs `body` when all ranks have their communicators. All threads exist before any of them makes its
+/// communicator, because that has the same time-out.
 inline void run_device_ranks(int size, comm::DeviceTransport transport, const Body& body, double timeout = 60,
                              const FaultInjection& faults = {}, std::int64_t staging_bytes = small_staging) {
+  std::latch threads(size);
+  CommonStart start(size);
   run_thread_ranks(
       size,
       [&](int rank, const CommunicatorFactory& factory) {
+        CommonStart::Rank started(start);
+        threads.arrive_and_wait();
         Rank mine(transport, factory(host_options(timeout)), timeout, staging_bytes);
+        started.await_others();
         if (!on_gpu) return body(rank, mine);
         try {
           body(rank, mine);

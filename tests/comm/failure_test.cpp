@@ -14,6 +14,7 @@
 
 #include "comm/rank_names.h"
 #include "core/clock.h"
+#include "tests/comm/common_start.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
 #include "tranche/device/event.h"
@@ -26,6 +27,9 @@ using detail::Stopwatch;
 using testing::AnyOf;
 using testing::HasSubstr;
 using testing::Not;
+
+/// Seconds after which a test counts as hung, and a time-out that must not pass before.
+constexpr double patience = 60, long_timeout = 300;
 
 const OperationLabel label{"h.3", "backward"};
 
@@ -83,15 +87,14 @@ std::string text_of_the_one_left(const CommunicatorOptions& options, double afte
 }
 
 TEST_P(Failures, ARankThatEndsBeforeItsPeersTellsThemAtOnce) {
-  constexpr double timeout = 300;
   // Rank 1 may end before or after a peer asks.
   for (const double after : {0.0, 0.4}) {
     const Stopwatch watch;
     EXPECT_THAT(
-        text_of_the_one_left(with_timeout(timeout), after),
+        text_of_the_one_left(with_timeout(long_timeout), after),
         HasSubstr("[rank 0] reduce_scatter of unit h.3 in backward: rank 1 has ended its engine after 2 "
                   "operations"));
-    EXPECT_LT(watch.seconds(), timeout / 2);
+    EXPECT_LT(watch.seconds(), patience);
   }
 }
 
@@ -114,23 +117,18 @@ TEST_P(Failures, RanksThatEndInOrderSayNothingHoweverLateOneIs) {
 
 TEST_P(Failures, ATimeOutNamesOperationUnitPhaseAndTheMissingRank) {
   const ThreadGroup group(3);
-  std::string texts[2];
+  const auto first = group.communicator(0, with_timeout(0.5)),
+             second = group.communicator(1, with_timeout(0.5));
+  std::vector<float> full(300), out(100), other(100);
   const Stopwatch watch;
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < 2; ++rank) {  // rank 2 has not started
-    threads.emplace_back([&, rank] {
-      const auto comm = group.communicator(rank, with_timeout(0.2));
-      std::vector<float> full(300), out(100);
-      texts[rank] = failure_of([&] { sum(*comm, full, out).wait(); });
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  EXPECT_THAT(texts[0],
-              HasSubstr("[rank 0] reduce_scatter of unit h.3 in backward: no data from rank 2 after 0.2 s "
+  // Rank 2 has not started. One thread issues both calls, so that neither rank waits for the other.
+  const Event of_first = sum(*first, full, out), of_second = sum(*second, full, other);
+  EXPECT_THAT(failure_of([&] { of_first.wait(); }),
+              HasSubstr("[rank 0] reduce_scatter of unit h.3 in backward: no data from rank 2 after 0.5 s "
                         "(rank 2 has not entered the operation, or hangs)"));
-  EXPECT_THAT(texts[1],
-              HasSubstr("[rank 1] reduce_scatter of unit h.3 in backward: no data from rank 2 after 0.2 s"));
-  EXPECT_LT(watch.seconds(), 10) << "far beyond the time-out";
+  EXPECT_THAT(failure_of([&] { of_second.wait(); }),
+              HasSubstr("[rank 1] reduce_scatter of unit h.3 in backward: no data from rank 2 after 0.5 s"));
+  EXPECT_LT(watch.seconds(), patience) << "far beyond the time-out";
 }
 
 TEST_P(Failures, ATimeOutNamesAllMissingRanks) {
@@ -146,7 +144,7 @@ TEST_P(Failures, ATimeOutNamesAllMissingRanks) {
 
 TEST_P(Failures, RanksOfAMeshAreNamedWithTheirCoordinates) {
   const ThreadGroup group(6);
-  CommunicatorOptions options = with_timeout(0.1);
+  CommunicatorOptions options = with_timeout(long_timeout);
   options.mesh = "replicate=2, shard=*";
   const auto comm = group.communicator(0, options), other = group.communicator(1, options);
   const float value = 1;
@@ -155,7 +153,9 @@ TEST_P(Failures, RanksOfAMeshAreNamedWithTheirCoordinates) {
   EXPECT_THAT(failure_of([&] { comm->send(&value, 1, DataType::float32, 1, {}, {}).wait(); }),
               HasSubstr("rank 0 (replicate 0, shard 0) sent 4 bytes where rank 1 (replicate 0, shard 1) "
                         "expects 8: the ranks' calls differ"));
-  const auto last = group.communicator(5, options);
+  CommunicatorOptions soon = options;
+  soon.timeout_seconds = 0.1;
+  const auto last = group.communicator(5, soon);
   EXPECT_THAT(
       failure_of([&] {
         last->barrier({"", "start"}).wait();
@@ -184,16 +184,16 @@ TEST_P(Failures, ASenderWhoseDataNobodyTakesSaysSo) {
 }
 
 TEST_P(Failures, SlowComputeOnThisRankIsNoTimeOut) {
-  std::barrier both(2);
+  // Both ranks wait for the same work, so that neither begins before the other.
+  const auto gate = std::make_shared<HostEvent>();
+  std::barrier both(2, [&]() noexcept { gate->complete(); });
   run_thread_ranks(2, [&](int, const CommunicatorFactory& factory) {
     const auto comm = factory(with_timeout(0.4));
-    const auto gate = std::make_shared<HostEvent>();
     std::vector<float> full(200, 1.0f), out(100);
     const std::vector<Event> ready{Event(gate)};
     const Event done = sum(*comm, full, out, ready);
     EXPECT_FALSE(done.wait_for(0.6));  // longer than the time-out
-    both.arrive_and_wait();            // on a busy machine one rank's wait may end long after the other's
-    gate->complete();
+    both.arrive_and_wait();
     done.wait();
     EXPECT_EQ(out[99], 2.0f);
   });
@@ -263,9 +263,12 @@ TEST_P(Failures, ARankThatHangsEndsAllWithinTheTimeOut) {
   const Stopwatch watch;
   std::atomic<bool> release{false};
   std::atomic<int> ended{0};
+  test::CommonStart start(3);
   try {
     run_thread_ranks(3, [&](int rank, const CommunicatorFactory& factory) {
-      const auto comm = factory(with_timeout(0.3));
+      test::CommonStart::Rank started(start);
+      const auto comm = factory(with_timeout(1));
+      started.await_others();
       comm->barrier(label).wait();
       if (rank == 1) {
         while (!release) std::this_thread::yield();  // until all others have ended
@@ -282,9 +285,9 @@ TEST_P(Failures, ARankThatHangsEndsAllWithinTheTimeOut) {
     FAIL() << "nothing was thrown";
   } catch (const CommunicationError& error) {
     EXPECT_THAT(error.what(),
-                HasSubstr("reduce_scatter of unit h.3 in backward: no data from rank 1 after 0.3 s"));
+                HasSubstr("reduce_scatter of unit h.3 in backward: no data from rank 1 after 1.0 s"));
   }
-  EXPECT_LT(watch.seconds(), 10);
+  EXPECT_LT(watch.seconds(), patience);
 }
 
 /// How each rank's call ended, and after how many seconds.
@@ -298,9 +301,11 @@ struct Ends {
 Ends collective_across_nodes(int size, std::initializer_list<int> there, bool gather, double timeout) {
   const ThreadGroup group(size);
   Ends ends;
+  test::CommonStart start(static_cast<int>(there.size()));
   std::vector<std::thread> threads;
   for (const int rank : there) {
     threads.emplace_back([&, rank] {
+      test::CommonStart::Rank started(start);
       CommunicatorOptions options;
       options.timeout_seconds = timeout;
       options.staging_bytes = 64 << 10;
@@ -308,6 +313,7 @@ Ends collective_across_nodes(int size, std::initializer_list<int> there, bool ga
       options.local_size = 2;
       const auto comm = group.communicator(rank, options);
       std::vector<float> full(static_cast<std::size_t>(size) * 100), shard(100);
+      started.await_others();
       const Stopwatch watch;
       ends.texts[rank] = failure_of([&] {
         if (gather) {
@@ -332,9 +338,12 @@ std::vector<std::string> texts_of_a_chain(
     const std::function<void(Communicator&, const std::function<void()>&)>& body) {
   std::vector<std::string> texts(static_cast<std::size_t>(ranks));
   std::atomic<int> ended = 0;
+  test::CommonStart start(ranks);
   try {
     run_thread_ranks(ranks, [&](int rank, const CommunicatorFactory& factory) {
+      test::CommonStart::Rank started(start);
       const auto comm = factory(options);
+      started.await_others();
       try {
         body(*comm, [&] {
           while (ended == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
@@ -406,25 +415,25 @@ TEST(FailuresAcrossNodes, WhoSeesTheMissingRankNamesItFirst) {
   // Nodes {0, 1} and {2, 3}; rank 1 has not started. Rank 0 cannot form or send its node's sums, so ranks 2
   // and 3 receive nothing from that node.
   for (const bool gather : {false, true}) {
-    const Ends ends = collective_across_nodes(4, {0, 2, 3}, gather, 0.4);
+    const Ends ends = collective_across_nodes(4, {0, 2, 3}, gather, 1);
     const std::string what = gather ? "all_gather" : "reduce_scatter";
     const std::string no_data = what + " of unit h.3 in backward: no data from rank ";
     EXPECT_THAT(ends.texts[0], HasSubstr("[rank 0] " + no_data +
-                                         "1 after 0.4 s (rank 1 has not entered the operation, or hangs)"));
+                                         "1 after 1.0 s (rank 1 has not entered the operation, or hangs)"));
     EXPECT_THAT(ends.texts[2],
                 HasSubstr("[rank 2] " + no_data +
-                          "0 after 0.4 s (rank 0, or a rank that it waits for, has not entered "
+                          "0 after 1.0 s (rank 0, or a rank that it waits for, has not entered "
                           "the operation, or hangs)"));
-    EXPECT_THAT(ends.texts[3], HasSubstr("[rank 3] " + no_data + "1 after 0.4 s (rank 1, or a rank that it"));
-    EXPECT_GT(ends.seconds[2], 0.48) << "it leaves the word to rank 0";
-    EXPECT_LT(ends.seconds[2], 10);
+    EXPECT_THAT(ends.texts[3], HasSubstr("[rank 3] " + no_data + "1 after 1.0 s (rank 1, or a rank that it"));
+    EXPECT_GT(ends.seconds[2], 1.2) << "it leaves the word to rank 0";
+    EXPECT_LT(ends.seconds[2], patience);
   }
 }
 
 TEST(FailuresAcrossNodes, ARankAloneOnItsNodeIsMissingForSure) {
-  const Ends ends = collective_across_nodes(3, {0, 1}, false, 0.2);
+  const Ends ends = collective_across_nodes(3, {0, 1}, false, 0.5);
   for (const int rank : {0, 1}) {
-    EXPECT_THAT(ends.texts[rank], HasSubstr("no data from rank 2 after 0.2 s (rank 2 has not entered the "
+    EXPECT_THAT(ends.texts[rank], HasSubstr("no data from rank 2 after 0.5 s (rank 2 has not entered the "
                                             "operation, or hangs)"));
   }
 }
@@ -450,7 +459,7 @@ TEST_P(Failures, CallsThatDoNotMatchAreFound) {
 std::array<std::string, 2> texts_of_calls_that_differ(
     CommunicatorOptions options, const std::function<void(Communicator&, std::vector<float>&)>& of_rank_0,
     const std::function<void(Communicator&, std::vector<float>&)>& of_rank_1) {
-  options.timeout_seconds = 30;
+  options.timeout_seconds = long_timeout;
   const Stopwatch watch;
   const ThreadGroup group(2);
   std::array<std::string, 2> texts;
@@ -465,7 +474,7 @@ std::array<std::string, 2> texts_of_calls_that_differ(
     });
   }
   for (auto& thread : threads) thread.join();
-  EXPECT_LT(watch.seconds(), 10);
+  EXPECT_LT(watch.seconds(), patience);
   return texts;
 }
 
@@ -584,10 +593,10 @@ TEST_P(Failures, PeersOfARankThatUnwindsWaitForTheCause) {
 }
 
 TEST_P(Failures, PeersOfARankThatUnwindsAndSaysNoMoreWaitTwoSeconds) {
-  const auto [text, seconds] = heard_of_unwinding(with_timeout(30), -1);
+  const auto [text, seconds] = heard_of_unwinding(with_timeout(long_timeout), -1);
   EXPECT_THAT(text, HasSubstr("[rank 0] barrier in end: rank 1 failed: an exception unwound it"));
   EXPECT_GE(seconds, 1.5);
-  EXPECT_LT(seconds, 10);
+  EXPECT_LT(seconds, patience);
 }
 
 TEST_P(Failures, WorkThatFailedBeforeAnOperationFailsIt) {
@@ -613,20 +622,20 @@ TEST_P(Failures, DestroyingACommunicatorAbandonsWhatIsPendingInBoundedTime) {
   }
   EXPECT_THAT(failure_of([&] { pending.wait(); }),
               HasSubstr("its communicator was destroyed before it was done"));
-  EXPECT_LT(watch.seconds(), 10);
+  EXPECT_LT(watch.seconds(), patience);
 }
 
 TEST_P(Failures, UnwindingDoesNotWaitForPeers) {
   const Stopwatch watch;
   const ThreadGroup group(2);
   const auto fail = [&] {
-    const auto comm = group.communicator(0, with_timeout(300));
+    const auto comm = group.communicator(0, with_timeout(long_timeout));
     std::vector<float> full(200), out(100);
     const Event pending = sum(*comm, full, out);
     throw NumericalError("elsewhere");
   };
   EXPECT_THROW(fail(), NumericalError);
-  EXPECT_LT(watch.seconds(), 30);
+  EXPECT_LT(watch.seconds(), patience);
 }
 
 TEST_P(Failures, AbortingAThreadRankFailsItsPeers) {
@@ -656,14 +665,13 @@ TEST_P(Failures, ASplitGroupFailsWithItsParentsRanks) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 3; ++rank) {
     threads.emplace_back([&, rank] {
-      const auto comm = group.communicator(rank, with_timeout(0.3));
+      const auto comm = group.communicator(rank, with_timeout(long_timeout));
       const auto pair = comm->split(rank == 0 ? 0 : 1, 0);
       if (rank == 1) text = failure_of([&] { pair->barrier(label).wait(); });
     });
   }
   for (auto& thread : threads) thread.join();
-  EXPECT_THAT(text,
-              AnyOf(HasSubstr("no data from rank 2 after 0.3 s"), HasSubstr("rank 2 has ended its engine")));
+  EXPECT_THAT(text, HasSubstr("rank 2 has ended its engine"));
 }
 
 std::string refusal_of(const std::function<void()>& work) {
@@ -694,6 +702,12 @@ TEST(Arguments, AreRefusedWithTheOperationNamed) {
               comm->reduce_scatter(values, DataType::float32, values, DataType::float32, 1, options, {}, {});
             }),
             "reduce_scatter: 0 ranks give values");
+  EXPECT_EQ(refusal_of([&] {
+              ReductionOptions options;
+              options.outer_group = 0;
+              comm->reduce_scatter(values, DataType::float32, values, DataType::float32, 1, options, {}, {});
+            }),
+            "reduce_scatter: outer groups of 0 groups");
   EXPECT_EQ(
       refusal_of([&] {
         comm->reduce_scatter(values, DataType::float32, values, DataType::float32, 1, {1, false, -1}, {}, {});

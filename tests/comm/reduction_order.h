@@ -24,19 +24,18 @@ inline float test_value(int rank, std::int64_t index, std::uint64_t salt) {
   return mantissa * static_cast<float>(1 << ((bits >> 24) % 12));
 }
 
-/// terms[r] is rank r's term in fp32. For five terms in groups of three: ((t0 + t1) + t2) + (t3 + t4).
-inline float reduce_in_order(const std::vector<float>& terms, int group_size) {
+/// The sums of consecutive groups of terms, in fp32. For five terms in groups of three: (t0 + t1) + t2, and
+/// t3 + t4.
+inline std::vector<float> sums_of_groups(const std::vector<float>& terms, std::size_t group_size) {
   std::vector<float> groups;
   for (std::size_t r = 0; r < terms.size(); ++r) {
-    if (r % static_cast<std::size_t>(group_size) == 0) {
+    if (r % group_size == 0) {
       groups.push_back(terms[r]);
     } else {
       groups.back() = groups.back() + terms[r];
     }
   }
-  float total = groups[0];
-  for (std::size_t g = 1; g < groups.size(); ++g) total = total + groups[g];
-  return total;
+  return groups;
 }
 
 }  // namespace tranche::test

@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -1015,7 +1016,7 @@ TEST(Config, OverrideProblems) {
 }
 
 TEST(Config, AFileIsNamedInItsErrors) {
-  const std::string path = ::testing::TempDir() + "/tranche_config_test.json";
+  const std::string path = ::testing::TempDir() + "/tranche_config_" + std::to_string(::getpid()) + ".json";
   std::ofstream(path) << R"({"zero_optimization": {"stage": 7}})";
   try {
     load_config(path, 1);

@@ -65,7 +65,8 @@ TEST_F(Runtime, TheFirstLaunchOfAKernelWaitsForTheDeviceWhereLoadingIsLazy) {
     EXPECT_EQ(cudaLaunchHostFunc(parked, wait, &open), cudaSuccess);
   };
   const int kernel = 0, other = 0, loaded = 0;  // a launch identifies a function by its address
-  const auto launch_while_parked = [&](const void* function) {
+  // Returns whether it could be launched; `expected` decides for how long that is waited for.
+  const auto launch_while_parked = [&](const void* function, bool expected) {
     std::atomic<bool> open = false;
     std::atomic<bool> launched = false;
     park(open);
@@ -73,16 +74,18 @@ TEST_F(Runtime, TheFirstLaunchOfAKernelWaitsForTheDeviceWhereLoadingIsLazy) {
       EXPECT_EQ(launch("k", function, 1, 1, 0, stream_, [] {}), cudaSuccess);
       launched = true;
     });
-    for (int i = 0; i < 100 && !launched; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    for (int i = 0; i < (expected ? 60'000 : 100) && !launched; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
     const bool before = launched;
     open = true;
     host.join();
     EXPECT_EQ(cudaStreamSynchronize(parked), cudaSuccess);
     return before;
   };
-  EXPECT_FALSE(launch_while_parked(&kernel)) << "its first launch loads it";
-  EXPECT_TRUE(launch_while_parked(&kernel));
-  EXPECT_FALSE(launch_while_parked(&other));
+  EXPECT_FALSE(launch_while_parked(&kernel, false)) << "its first launch loads it";
+  EXPECT_TRUE(launch_while_parked(&kernel, true));
+  EXPECT_FALSE(launch_while_parked(&other, false));
   // This loads all kernels of a source, like device/cuda/cuda_modules.cpp.
   decltype(&cuFuncLoad) load = nullptr;
   cudaDriverEntryPointQueryResult found{};
@@ -91,7 +94,7 @@ TEST_F(Runtime, TheFirstLaunchOfAKernelWaitsForTheDeviceWhereLoadingIsLazy) {
             cudaSuccess);
   ASSERT_NE(load, nullptr);
   EXPECT_EQ(load(nullptr), CUDA_SUCCESS);
-  EXPECT_TRUE(launch_while_parked(&loaded));
+  EXPECT_TRUE(launch_while_parked(&loaded, true));
   set_lazy_loading(false);
   EXPECT_EQ(cudaStreamDestroy(parked), cudaSuccess);
 }
@@ -132,11 +135,16 @@ TEST_F(Runtime, EventsMeasureTime) {
   ASSERT_EQ(cudaEventCreate(&begin), cudaSuccess);
   ASSERT_EQ(cudaEventCreate(&end), cudaSuccess);
   EXPECT_EQ(cudaEventRecord(begin, stream_), cudaSuccess);
-  const auto rest = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); };
-  EXPECT_EQ(cudaLaunchHostFunc(stream_, rest, nullptr), cudaSuccess);
+  std::atomic<bool> asked = false;
+  const auto rest = [](void* seen) {
+    while (!*static_cast<std::atomic<bool>*>(seen)) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  };
+  EXPECT_EQ(cudaLaunchHostFunc(stream_, rest, &asked), cudaSuccess);
   EXPECT_EQ(cudaEventRecord(end, stream_), cudaSuccess);
   EXPECT_EQ(cudaEventQuery(end), cudaErrorNotReady);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess) << "not being ready is no error";
+  asked = true;
   EXPECT_EQ(cudaEventSynchronize(end), cudaSuccess);
   float milliseconds = 0;
   EXPECT_EQ(cudaEventElapsedTime(&milliseconds, begin, end), cudaSuccess);
@@ -364,8 +372,12 @@ TEST_F(RuntimeDeathTest, StreamsMayShareQueues) {
           cudaLaunchHostFunc(stream_, wait, &open);
           const auto nothing = [](void*) {};
           for (int i = 0; i < 20; ++i) cudaLaunchHostFunc(other, nothing, nullptr);
-          std::this_thread::sleep_for(std::chrono::milliseconds(100));
-          const bool held_up = cudaStreamQuery(other) == cudaErrorNotReady;
+          const int turns = queues[0] == '1' ? 100 : 60'000;
+          bool held_up = true;
+          for (int i = 0; i < turns && held_up; ++i) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            held_up = cudaStreamQuery(other) == cudaErrorNotReady;
+          }
           open = true;
           cudaStreamSynchronize(other);
           std::fprintf(stderr, "%s", held_up ? "held up" : "not held up");

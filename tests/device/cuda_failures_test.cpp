@@ -66,7 +66,7 @@ TEST_F(CudaFailures, ADeviceMadeBesideOneThatWaitsLoadsNothing) {
   compute().wait(Event(gate));
   const Event behind = compute().record();
   auto second = std::async(std::launch::async, [] { return make_device({DeviceKind::cuda, 1, 1}); });
-  EXPECT_EQ(second.wait_for(std::chrono::seconds(30)), std::future_status::ready);
+  EXPECT_EQ(second.wait_for(std::chrono::seconds(60)), std::future_status::ready);
   EXPECT_FALSE(behind.query());
   gate->complete();
   behind.wait();
@@ -361,7 +361,9 @@ TEST_F(CudaFailures, TheBoundOfAQueueDoesNotSpoilACapture) {
 TEST_F(CudaFailures, WaitsLeaveTheCoreToOthers) {
   auto stream = device().create_stream("slow");
   const cuda_emulation::Counters before = cuda_emulation::counters();
-  stream->enqueue("work", [] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); });
+  stream->enqueue("work", [&] {  // ends when the host waits for it
+    while (cuda_emulation::counters().host_waits == before.host_waits) std::this_thread::yield();
+  });
   const Event event = stream->record();
   event.wait();
   stream->synchronize();
@@ -388,7 +390,7 @@ TEST_F(CudaFailures, NoStreamIsIssuedToFurtherThanItsQueueReaches) {
     for (; issued < operations; ++issued) device().fill_bytes(*stream, a.data(), 1, 64);
   });
   // The gate opens only when issuing has stopped, which is what the test checks.
-  for (int seen = -1; seen != issued;) {
+  for (int seen = -1, turns = 0; seen != issued || (issued <= 100 && turns < 300); ++turns) {
     seen = issued;
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
   }

@@ -160,7 +160,9 @@ void cut_step(Engine& engine, Runtime& runtime, std::int64_t step, const std::st
 
 void on_cut_ranks(const CutRun& run, const std::function<void(Engine&, Runtime&)>& body,
                   const std::function<void(Config&)>& adjust, const ModelSpec& model) {
+  CommonStart start(run.ranks);
   run_thread_ranks(run.ranks, [&](int, const CommunicatorFactory& factory) {
+    CommonStart::Rank started(start);
     Config config;
     config.stage = run.stage;
     config.mesh = run.mesh;
@@ -190,6 +192,7 @@ void on_cut_ranks(const CutRun& run, const std::function<void(Engine&, Runtime&)
     options.log_level = LogLevel::off;
     Runtime runtime(options, factory);
     Engine engine(runtime, model, config);
+    started.await_others();
     body(engine, runtime);
   });
 }

@@ -5,8 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <functional>
-#include <future>
-#include <latch>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -48,12 +46,15 @@ void with_a_poor_rank(const std::function<void(Engine&, Runtime&)>& body) {
   run.depth = 1;
   run.frozen = false;
   run.plan_memory = false;
+  CommonStart start(run.ranks);
   run_thread_ranks(run.ranks, [&](int rank, const CommunicatorFactory& factory) {
+    CommonStart::Rank started(start);
     const Config config = odd_config(run);
     RuntimeOptions options = RuntimeOptions::from(config);
     if (rank == 1) options.device_memory_limit = 8 << 20;
     Runtime runtime(options, factory);
     Engine engine(runtime, small_and_large(), config);
+    started.await_others();
     body(engine, runtime);
   });
 }
@@ -248,10 +249,11 @@ TEST(FailuresHalfWay, ModelsAndThreadsThatDifferAreNamed) {
 }
 
 TEST(FailuresHalfWay, TheProgramTellsThePeersAndGetsItsStatus) {
-  std::latch made(2);
+  CommonStart start(2);
   run_thread_ranks(2, [&](int rank, const CommunicatorFactory& factory) {
+    CommonStart::Rank started(start);
     Runtime runtime(RuntimeOptions{}, factory);
-    made.arrive_and_wait();
+    started.await_others();
     if (rank == 1) {
       const auto status = [&](auto error) { return runtime.fail(std::make_exception_ptr(error)); };
       EXPECT_EQ(status(OutOfMemory("no room")), 3);
@@ -271,10 +273,8 @@ TEST(FailuresHalfWay, TheProgramTellsThePeersAndGetsItsStatus) {
 TEST(FailuresHalfWay, WhatTheEngineIsToldEndsItsPeersAndItself) {
   OddRun run;
   run.ranks = 2;
-  std::promise<void> begun;  // otherwise the failure may reach a peer that is still creating its engine
   on_ranks(run, [&](Engine& engine, Runtime& runtime) {
     if (runtime.rank() == 1) {
-      begun.get_future().wait();
       const auto error = std::make_exception_ptr(OutOfMemory("a hook found no room"));
       EXPECT_EQ(engine.fail(error), 3);
       EXPECT_EQ(runtime.fail(error), 3);
@@ -282,7 +282,6 @@ TEST(FailuresHalfWay, WhatTheEngineIsToldEndsItsPeersAndItself) {
       EXPECT_EQ(message_of<OutOfMemory>([&] { engine.begin_micro_batch(); }), "a hook found no room");
       return;
     }
-    begun.set_value();
     EXPECT_THAT(message_of<CommunicationError>([&] { static_cast<void>(engine.weights_digest()); }),
                 HasSubstr("rank 1 failed: a hook found no room"));
   });

@@ -34,7 +34,7 @@ bool more_spans(Runtime& runtime, const std::string& unit, int before, double se
 /// Runs one micro-batch of the odd model's units on two ranks. In it the compute stream waits until a
 /// collective that was issued before has ended, which is possible only if communication progresses while the
 /// rank computes. Returns true if it ended within `seconds`.
-bool collective_ends_inside_compute(int stage, bool overlap, double seconds = 30,
+bool collective_ends_inside_compute(int stage, bool overlap, double seconds = 60,
                                     const std::function<void(Config&)>& change = {}) {
   OddRun run;
   run.ranks = 2;
@@ -85,7 +85,7 @@ TEST(EngineOverlap, GathersRunAheadWhileTheRankComputes) {
 }
 
 TEST(EngineOverlap, UnitsLargerThanThePrefetchBucketAreFetchedAheadToo) {
-  EXPECT_TRUE(collective_ends_inside_compute(3, true, 30, [](Config& config) {
+  EXPECT_TRUE(collective_ends_inside_compute(3, true, 60, [](Config& config) {
     config.prefetch_elements = 1;
     config.max_live_elements = 1;
   }));
@@ -132,10 +132,10 @@ TEST(EngineOverlap, LimitsOfWhatIsFetchedAhead) {
   };
   // Sizes on two ranks with padding: tied, which is in use, has 512 elements, prime, the next one, 1536, and
   // tiny 512. The next unit is prefetched whatever the keys say, unless prefetching is off.
-  EXPECT_TRUE(fetched_ahead("prime", 2, 0, 0, 2));
+  EXPECT_TRUE(fetched_ahead("prime", 2, 0, 0, 60));
   EXPECT_FALSE(fetched_ahead("prime", 1, 5000, 5000, 0.1));
   // Units after it are limited. The next one does not count as prefetched but counts as live.
-  EXPECT_TRUE(fetched_ahead("tiny", 3, 512, 2560, 2));
+  EXPECT_TRUE(fetched_ahead("tiny", 3, 512, 2560, 60));
   EXPECT_FALSE(fetched_ahead("tiny", 3, 511, 2560, 0.1));
   EXPECT_FALSE(fetched_ahead("tiny", 3, 512, 2559, 0.1));
   EXPECT_FALSE(fetched_ahead("tiny", 2, 512, 2560, 0.1));
@@ -154,7 +154,7 @@ TEST(EngineOverlap, TheNextMicroBatchIsFetchedAheadButNotTheNextStep) {
         const std::string gather = "all_gather of unit prime";
         const int before = spans_of(runtime, gather);
         odd_micro_batch(engine, 0, 1);
-        EXPECT_TRUE(more_spans(runtime, gather, before + 2, 2));
+        EXPECT_TRUE(more_spans(runtime, gather, before + 2, 60));
         odd_micro_batch(engine, 0, 1);
         EXPECT_FALSE(more_spans(runtime, gather, before + 4, 0.05)) << "weights that the step will change";
         engine.step();

@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <cmath>
-#include <latch>
 
 #include "on_ranks.h"
 #include "tranche/kernels/elementwise.h"
@@ -96,11 +95,8 @@ TEST(EngineFailures, DroppedGradientsEndAllRanks) {
   std::atomic<int> peers_told = 0;
   EXPECT_THAT(message_of<Error>([&] {
                 on_ranks(run, [&](Engine& engine, Runtime& runtime) {
-                  // Peers receive the failure at any later call, but not before their engines exist.
-                  const auto meet = [&] { runtime.shard().barrier({"", "test", Traffic::control}).wait(); };
                   if (runtime.rank() != 1) {
                     try {
-                      meet();
                       whole_step(engine, runtime, 0);
                       engine.step();
                     } catch (const CommunicationError& error) {
@@ -110,7 +106,6 @@ TEST(EngineFailures, DroppedGradientsEndAllRanks) {
                     }
                     return;
                   }
-                  meet();
                   engine.begin_micro_batch();
                   { const UnitGradients dropped = engine.gradients({1}); }
                   StepBuffer scalars = engine.acquire(16, Category::activations, "scalars");
@@ -553,10 +548,11 @@ TEST(EngineReports, OneRankThatRunsOutTellsTheOthers) {
 TEST(RuntimeFailure, IsLoggedPostedAndTurnedIntoAStatus) {
   ::testing::internal::CaptureStderr();
   std::string heard;
-  std::latch made(2);  // otherwise the failure may reach a peer that is still creating its runtime
+  CommonStart start(2);
   run_thread_ranks(2, [&](int rank, const CommunicatorFactory& factory) {
+    CommonStart::Rank started(start);
     Runtime runtime({}, factory);
-    made.arrive_and_wait();
+    started.await_others();
     if (rank == 1) {
       EXPECT_EQ(runtime.fail(std::make_exception_ptr(ConfigurationError("no such model"))), 2);
       EXPECT_EQ(runtime.fail(std::make_exception_ptr(std::runtime_error("plain"))), 1);

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include "tests/comm/errors_of_ranks.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
 
@@ -34,7 +35,7 @@ int main() {
   RuntimeOptions options;
   options.threads = 1;
   options.staging_bytes = 1 << 20;
-  options.communication_timeout = 10;
+  options.communication_timeout = 60;
   if (world_rank() == 1) options.device_memory_limit = 2 << 20;
   Runtime runtime = Runtime::from_environment(options);
   try {
@@ -45,7 +46,7 @@ int main() {
   } catch (const OutOfMemory& error) {
     std::fprintf(stderr, "rank %d was told: %s\n", runtime.rank(), error.message().c_str());
     const int status = runtime.fail(std::current_exception());
-    std::this_thread::sleep_for(std::chrono::seconds(2));  // mpirun ends the others when the first one ends
+    test::await_errors_of_ranks(runtime.rank(), runtime.size());
     return status;
   } catch (...) {
     return runtime.fail(std::current_exception());

@@ -42,7 +42,9 @@ class OffloadSaving : public Saving {
   }
   static void on_tiled_ranks(const OddRun& run, const std::function<void(Engine&, Runtime&)>& body,
                              detail::FileSystem* files = nullptr, bool save_buffer = false) {
+    CommonStart start(run.ranks);
     run_thread_ranks(run.ranks, [&](int, const CommunicatorFactory& factory) {
+      CommonStart::Rank started(start);
       Config config = odd_config(run);
       config.save_buffer = save_buffer;
       RuntimeOptions options = RuntimeOptions::from(config);
@@ -51,6 +53,7 @@ class OffloadSaving : public Saving {
       options.files = files;
       Runtime runtime(options, factory);
       Engine engine(runtime, tiled_model(), config);
+      started.await_others();
       body(engine, runtime);
     });
   }

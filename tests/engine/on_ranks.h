@@ -5,22 +5,27 @@
 #include <string>
 
 #include "odd_model.h"
+#include "tests/comm/common_start.h"
 #include "tests/core/error_text.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/reduction.h"
 
 namespace tranche::test {
 
-/// Runs body(engine, runtime) on thread ranks of the odd model; `adjust` may change their options.
+/// Runs body(engine, runtime) on thread ranks of the odd model, when all of them have their engines; `adjust`
+/// may change their options.
 inline void on_ranks(const OddRun& run, const std::function<void(Engine&, Runtime&)>& body,
                      const std::function<void(Config&, RuntimeOptions&)>& adjust = {}) {
+  CommonStart start(run.ranks);
   run_thread_ranks(run.ranks, [&](int, const CommunicatorFactory& factory) {
+    CommonStart::Rank started(start);
     Config config = odd_config(run);
     RuntimeOptions options = RuntimeOptions::from(config);
     options.log_level = LogLevel::off;
     if (adjust) adjust(config, options);
     Runtime runtime(options, factory);
     Engine engine(runtime, odd_model(run.single_unit, run.large), config);
+    started.await_others();
     body(engine, runtime);
   });
 }

@@ -4,14 +4,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <fstream>
-#include <latch>
 #include <string>
 #include <vector>
 
 #include "kernels/revision.h"
+#include "tests/comm/common_start.h"
 #include "tests/core/error_text.h"
 #include "tranche/config/config.h"
 #include "tranche/core/error.h"
@@ -83,12 +84,13 @@ TEST(RuntimeFail, EveryRankEndsWithTheStatusOfTheCause) {
   };
   for (const auto& [cause, status] : causes) {
     int statuses[3] = {-1, -1, -1};
-    std::latch made(3);  // otherwise the failure may reach a peer that is still creating its runtime
+    test::CommonStart start(3);
     run_thread_ranks(3, [&, cause = cause](int rank, const CommunicatorFactory& factory) {
+      test::CommonStart::Rank started(start);
       RuntimeOptions options;
       options.log_level = LogLevel::off;
       Runtime runtime(options, factory);
-      made.arrive_and_wait();
+      started.await_others();
       const auto error = rank == 1 ? cause : error_of([&] {
         runtime.all().barrier({"", "test", Traffic::control}).wait();
       });
@@ -270,7 +272,8 @@ TEST(RuntimeFromConfig, HonoursTheKeysAndKeepsTheConfiguration) {
 }
 
 TEST(RuntimeFromConfig, ReadsAFileAndSaysWhichItCannotRead) {
-  const std::string path = ::testing::TempDir() + "runtime_from_config.json";
+  const std::string path =
+      ::testing::TempDir() + "runtime_from_config_" + std::to_string(::getpid()) + ".json";
   std::ofstream(path) << R"({"tranche": {"nvme_space": "5MiB"}})";
   EXPECT_EQ(Runtime::from_config(path).nvme_limit(), 5 << 20);
   Runtime runtime;

@@ -17,6 +17,7 @@
 
 #include "core/clock.h"
 #include "on_ranks.h"
+#include "tests/comm/errors_of_ranks.h"
 
 namespace tranche::test {
 namespace {
@@ -112,6 +113,7 @@ int run_rank_and_say(const CommunicatorFactory& factory, int ranks, const Way& w
     }
     // Printed before the first process ends, because the launcher then ends the others.
     say_end(rank, status);
+    await_errors_of_ranks(rank, ranks);
   } catch (const std::exception& error) {
     status = 1;
     std::printf("rank %d was ended by: %s\n", rank, error.what());

@@ -39,12 +39,15 @@ EngineOptions with_schedule(std::function<double(std::int64_t)> rate, std::strin
 /// Runs body on thread ranks with an engine whose schedule is the program's own.
 void on_scheduled_ranks(const OddRun& run, const std::function<EngineOptions(int)>& options,
                         const std::function<void(Engine&, Runtime&)>& body) {
+  CommonStart start(run.ranks);
   run_thread_ranks(run.ranks, [&](int rank, const CommunicatorFactory& factory) {
+    CommonStart::Rank started(start);
     const Config config = odd_config(run);
     RuntimeOptions runtime_options = RuntimeOptions::from(config);
     runtime_options.log_level = LogLevel::off;
     Runtime runtime(runtime_options, factory);
     Engine engine(runtime, odd_model(), config, options(rank));
+    started.await_others();
     body(engine, runtime);
   });
 }

@@ -206,7 +206,8 @@ TEST(CpuAndGpu, OrderedSumsAreEqual) {
     const std::int64_t n = cases.size() % 3000;
     const std::int64_t count = round % 8 == 0 ? cases.random().integer(65, 80) : cases.random().integer(1, 9);
     const DataType piece = dtypes[round % 3], out = dtypes[round / 3 % 3];
-    const int group = static_cast<int>(cases.random().integer(0, 5));
+    const int group = static_cast<int>(cases.random().integer(-3, 5));
+    const int outer = static_cast<int>(cases.random().integer(1, 4));
     std::vector<Operand> operands{cases.numbers(out, n)};
     for (std::int64_t i = 0; i < count; ++i) operands.push_back(cases.numbers(piece, n));
     expect_equal_bits(
@@ -214,9 +215,10 @@ TEST(CpuAndGpu, OrderedSumsAreEqual) {
         [&](Stream& stream, const auto& v, const Workspace&) {
           std::vector<const void*> pieces;
           for (std::size_t i = 1; i < v.size(); ++i) pieces.push_back(v[i].data);
-          ordered_sum(stream, pieces, piece, group, round % 2 == 1, v[0]);
+          ordered_sum(stream, pieces, piece, {group, outer}, round % 2 == 1, v[0]);
         },
-        std::to_string(count) + " pieces in groups of " + std::to_string(group));
+        std::to_string(count) + " pieces in groups of " + std::to_string(group) + " and " +
+            std::to_string(outer));
   }
 }
 
@@ -227,7 +229,8 @@ TEST(CpuAndGpu, BlocksAndTheirSumsAreEqual) {
     const DataType dtype = dtypes[round % 3], out = dtypes[round / 3 % 3];
     const std::int64_t elements = cases.random().integer(0, 9) * quantized_block;
     const int ranks = static_cast<int>(cases.random().integer(1, 5));
-    const int group = static_cast<int>(cases.random().integer(0, 5));
+    const int group = static_cast<int>(cases.random().integer(-2, 5));
+    const int outer = static_cast<int>(cases.random().integer(1, 3));
     // Numbers, or any bits. The latter include NaNs, which a GPU changes in sums.
     const bool any = round % 4 == 0;
     std::vector<Operand> operands{
@@ -241,9 +244,10 @@ TEST(CpuAndGpu, BlocksAndTheirSumsAreEqual) {
           quantize(stream, v[0], v[1].data);
           if (any) return;
           dequantize(stream, v[1].data, v[2]);
-          quantized_sum(stream, v[1].data, ranks, group, round % 2 == 1, v[3]);
+          quantized_sum(stream, v[1].data, ranks, {group, outer}, round % 2 == 1, v[3]);
         },
-        std::to_string(ranks) + " pieces in groups of " + std::to_string(group));
+        std::to_string(ranks) + " pieces in groups of " + std::to_string(group) + " and " +
+            std::to_string(outer));
   }
 }
 

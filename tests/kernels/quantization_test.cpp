@@ -181,10 +181,12 @@ TEST(Quantization, SumsAreThoseOfTheValuesReadBack) {
             Guarded got(out, count);
             fill_random(got, 99);
             Guarded wanted = got;
-            quantized_sum(stream, packed.view().data, ranks, group, accumulate, got.view());
-            ordered_sum(stream, pointers, DataType::float32, group, accumulate, wanted.view());
+            const SumGroups groups(group, 1 + (ranks + group + 4) % 3);
+            quantized_sum(stream, packed.view().data, ranks, groups, accumulate, got.view());
+            ordered_sum(stream, pointers, DataType::float32, groups, accumulate, wanted.view());
             ASSERT_TRUE(got.bits() == wanted.bits())
-                << set << " " << ranks << " ranks in groups of " << group << (accumulate ? " added" : "");
+                << set << " " << ranks << " ranks in groups of " << group << " and " << groups.outer
+                << (accumulate ? " added" : "");
           }
         }
       }
@@ -203,6 +205,10 @@ TEST(Quantization, RefusesWhatIsNoBlock) {
   EXPECT_THAT(
       test::message_of<InvalidArgument>([&] { quantized_sum(stream, data, 0, 1, false, whole.view()); }),
       HasSubstr("ranks is 0, wanted at least 1"));
+  EXPECT_THAT(test::message_of<InvalidArgument>([&] {
+                quantized_sum(stream, data, 1, {1, 0}, false, whole.view());
+              }),
+              HasSubstr("0 groups in an outer group, wanted at least 1"));
 }
 
 TEST(Quantization, CountsItsWork) {

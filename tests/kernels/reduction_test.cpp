@@ -14,18 +14,18 @@
 namespace tranche::kernels::testing {
 namespace {
 
-/// The fixed order as a recursion: a group is (the group without its last rank) + its last rank, and all
-/// groups are (all groups but the last) + the last group.
+/// The fixed order as a recursion: a group is (the group without its last rank) + its last rank.
 float group_sum(std::span<const float> ranks) {
   if (ranks.size() == 1) return ranks[0];
   const float before = group_sum(ranks.first(ranks.size() - 1));
   return before + ranks.back();
 }
-float fixed_order_sum(std::span<const float> ranks, std::size_t group_size) {
-  if (ranks.size() <= group_size) return group_sum(ranks);
-  const std::size_t last = (ranks.size() - 1) / group_size * group_size;
-  const float before = fixed_order_sum(ranks.first(last), group_size);
-  return before + group_sum(ranks.subspan(last));
+std::vector<float> sums_of_groups(std::span<const float> ranks, std::size_t group_size) {
+  std::vector<float> sums;
+  for (; !ranks.empty(); ranks = ranks.subspan(std::min(group_size, ranks.size()))) {
+    sums.push_back(group_sum(ranks.first(std::min(group_size, ranks.size()))));
+  }
+  return sums;
 }
 
 struct OrderedSumCase {
@@ -37,6 +37,7 @@ struct OrderedSumCase {
   std::int64_t n;
   SumTarget target = SumTarget::caches;
   std::int64_t offset = 0;  ///< elements before the result
+  int outer = 1;            ///< groups in an outer group
 };
 
 void expect_fixed_order(const OrderedSumCase& c, const std::string& set, int threads) {
@@ -53,25 +54,20 @@ void expect_fixed_order(const OrderedSumCase& c, const std::string& set, int thr
   std::vector<float> values(static_cast<std::size_t>(c.ranks));
   for (std::int64_t i = 0; i < c.n; ++i) {
     for (std::size_t rank = 0; rank < values.size(); ++rank) values[rank] = pieces[rank].get(i);
-    if (c.group <= 0) {  // a fold adds the sums of groups of -c.group ranks one after another
-      const auto group = static_cast<std::size_t>(std::max(-c.group, 1));
-      float folded = wanted.get(i);
-      for (std::size_t first = 0; first < values.size(); first += group) {
-        const auto some = std::span<const float>(values).subspan(first);
-        const float sum = group_sum(some.first(std::min(group, some.size())));
-        folded = first > 0 || c.accumulate ? folded + sum : sum;
-      }
-      wanted.set(i, folded);
-      continue;
-    }
-    const float sum = fixed_order_sum(values, static_cast<std::size_t>(c.group));
-    wanted.set(i, c.accumulate ? wanted.get(i) + sum : sum);
+    std::vector<float> sums =
+        sums_of_groups(sums_of_groups(values, static_cast<std::size_t>(std::max(std::abs(c.group), 1))),
+                       static_cast<std::size_t>(c.outer));
+    // A fold begins with the value that is there, and other sums are added to it.
+    if (c.accumulate && c.group > 0) sums = {group_sum(sums)};
+    if (c.accumulate) sums.insert(sums.begin(), wanted.get(i));
+    wanted.set(i, group_sum(sums));
   }
   TestStream stream(threads);
-  ordered_sum(stream, pointers, c.piece, c.group, c.accumulate, got.view(), c.target);
+  ordered_sum(stream, pointers, c.piece, {c.group, c.outer}, c.accumulate, got.view(), c.target);
   ASSERT_TRUE(got.bits() == wanted.bits())
       << described(set, c.n, threads) << ", " << c.ranks << " pieces of " << name_of(c.piece)
-      << " in groups of " << c.group << (c.accumulate ? " added to " : " into ") << name_of(c.out);
+      << " in groups of " << c.group << " and " << c.outer << (c.accumulate ? " added to " : " into ")
+      << name_of(c.out);
 }
 
 TEST(OrderedSum, IsInFixedOrderForEveryRankAndGroup) {
@@ -88,6 +84,30 @@ TEST(OrderedSum, IsInFixedOrderForEveryRankAndGroup) {
         }
       }
     }
+  }
+}
+
+TEST(OrderedSum, GroupsAreAddedInsideOuterGroupsFirst) {
+  std::mt19937 random(1);
+  for (const auto& set : tested_instruction_sets()) {
+    const cpu::InstructionSetForTest use(set);
+    for (int ranks = 1; ranks <= 13; ++ranks) {
+      for (const int group : {-3, -2, 0, 1, 2, 3, 9}) {
+        for (const int outer : {2, 3, 5}) {
+          for (const std::int64_t n : {37, 131}) {
+            const DataType piece = floating_types()[random() % 3], out = floating_types()[random() % 3];
+            const SumTarget target = random() % 2 == 0 ? SumTarget::caches : SumTarget::memory;
+            const bool accumulate = random() % 2 == 0;
+            expect_fixed_order({piece, out, ranks, group, accumulate, n, target, ranks % 5, outer}, set, 1);
+          }
+        }
+      }
+    }
+  }
+  for (const int threads : thread_counts()) {
+    expect_fixed_order(
+        {DataType::float32, DataType::bfloat16, 7, 2, true, large_size, SumTarget::memory, 3, 2}, "best",
+        threads);
   }
 }
 
@@ -525,6 +545,10 @@ TEST(Reduction, RefusesByName) {
             "ordered_sum: `out` has dtype int32, wanted fp32, bf16 or fp16");
   EXPECT_EQ(refusal([&] { ordered_sum(stream, {}, DataType::float32, 1, false, out.view()); }),
             "ordered_sum: `pieces` is empty, wanted at least one");
+  EXPECT_EQ(refusal([&] {
+              ordered_sum(stream, piece, DataType::float32, {2, 0}, false, out.view());
+            }),
+            "ordered_sum: 0 groups in an outer group, wanted at least 1");
   EXPECT_EQ(refusal([&] { rounded_sum(stream, integers.view(), DataType::bfloat16, false, out.view()); }),
             "rounded_sum: `source` has dtype int32, wanted fp32");
   EXPECT_EQ(refusal([&] { rounded_sum(stream, out.view(), DataType::int64, false, out.view()); }),

@@ -1,4 +1,8 @@
 # cmake -DRUN=run_mpi.sh -DRANKS=N -DPROGRAM=libtorch_throwing -P out_of_memory.cmake
+# Each rank waits there until all have printed their errors (tests/comm/errors_of_ranks.h).
+set(ENV{TRANCHE_TEST_ERRORS} ${CMAKE_CURRENT_BINARY_DIR}/errors_of_${RANKS})
+file(REMOVE_RECURSE $ENV{TRANCHE_TEST_ERRORS})
+file(MAKE_DIRECTORY $ENV{TRANCHE_TEST_ERRORS})
 execute_process(COMMAND ${RUN} ${RANKS} ${PROGRAM} memory inside RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
 if(NOT status EQUAL 3)
   message(FATAL_ERROR "status ${status}, wanted 3, from:\n${output}")

@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "networks.h"
+#include "tests/comm/errors_of_ranks.h"
 
 namespace tranche::test {
 namespace {
@@ -122,5 +123,6 @@ int main(int argc, char** argv) {
   }
   std::printf("rank %d ends with %d\n", runtime.rank(), status);
   std::fflush(stdout);
+  test::await_errors_of_ranks(runtime.rank(), runtime.size());
   return status;
 }

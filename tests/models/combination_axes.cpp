@@ -416,12 +416,8 @@ Combination plain_combination_of(const std::vector<CombinationAxis>& axes, const
   // and sequences that are divided add their parts in another order.
   const bool copies = Mesh::parse(whole.config.mesh, whole.ranks).size(MeshAxis::replicate) > 1;
   c.ranks = data_ranks_of(c) * c.context * c.tensor;
-  // With the axis context, sums of tensors that both stages or all ranks of tensor read have an order that no
-  // reduction group gives without replicas. Then the two replicas are kept.
-  const bool keeps_copies = copies && c.context > 1 && c.pipeline * c.tensor > 1;
   c.pipeline = 1;
   c.config.update = UpdateTime::at_the_boundary;
-  if (keeps_copies) c.config.mesh = "replicate=2";
   complete(c);
   c.config.overlap = false;
   c.config.debug.plan_memory = false;
@@ -430,7 +426,6 @@ Combination plain_combination_of(const std::vector<CombinationAxis>& axes, const
     return c;
   }
   // The default reduction order is that of the replicas, or without replicas that of the nodes.
-  if (keeps_copies) return c;
   if (copies) {
     c.config.reduction_group = ranks_of_a_copy(whole);
   } else if (c.config.reduction_group == 0) {

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdio>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -164,20 +165,27 @@ void expect_one_digest(const LanguageModel& model, bool every) {
               model.describe().c_str(), compared);
 }
 
-/// Expects four shards whose gradients are added in pairs to have the bits of two copies of two shards. Tests
-/// one in `stride` cases. Models have neither tied tensors nor, with the axis tensor, whole ones: the
-/// gradients of their uses are added before those of other data ranks, so that pairs of ranks have no sums of
-/// their own.
-void expect_bits_of_copies(const LanguageModel& model, int stride) {
+/// Expects four shards whose gradients are added in pairs to have the bits of two copies of two shards, at
+/// stage 1 also with int8 blocks, and at stage 2 on nodes of two ranks. Tests one in `stride` cases, on
+/// `most` ranks at most.
+void expect_bits_of_copies(const LanguageModel& model, int stride, int most = 8) {
   int number = 0;
-  for (const auto& [others, ranks] : {std::pair("", 4), std::pair(", pipeline=2", 8)}) {
+  for (const auto& [others, ranks] :
+       {std::pair("", 4), std::pair(", pipeline=2", 8), std::pair(", tensor=2", 8),
+        std::pair(", context=2", 8), std::pair(", pipeline=2, tensor=2", 16), std::pair(", tensor=4", 16)}) {
+    if (ranks > most) continue;
     for (const ReductionPolicy policy : {ReductionPolicy::boundary, ReductionPolicy::micro_batch}) {
       for (int stage = 0; stage <= 3; ++stage) {
         if (number++ % stride != 0 || !test::swept(number / stride, 3)) continue;
         Config config = bits_config(stage, policy);
+        config.quantized_gradients = stage == 1 && policy == ReductionPolicy::micro_batch;
         const auto copies =
             pipelines::trained(model, config, std::string("replicate=2, shard=2") + others, ranks);
-        config.reduction_group = 2;
+        config.reduction_group = std::string(others).ends_with("context=2") ? 4 : 2;
+        if (stage == 2) {
+          config.debug.ranks_per_host = 2;
+          config.collectives = "shared";
+        }
         const auto shards = pipelines::trained(model, config, std::string("shard=4") + others, ranks);
         SCOPED_TRACE(model.describe() + others + " at stage " + std::to_string(stage) + ", " +
                      std::string(name_of(policy)));
@@ -195,7 +203,30 @@ TEST(HybridBits, DepthAndScheduleChangeNone) {
   expect_one_digest(llama(14), false);
 }
 TEST(HybridBits, FourShardsInPairsHaveThoseOfTwoCopies) {
-  expect_bits_of_copies(llama(6), 7);
+  expect_bits_of_copies(gpt(4), 3);    // with a tied tensor
+  expect_bits_of_copies(llama(4), 5);  // with heads of keys that four ranks of tensor share
+}
+TEST(HybridBits, GradientsReadWithinAStepHaveThoseOfTwoCopies) {
+  const Llama model = llama(1);
+  Config config = bits_config(2, ReductionPolicy::boundary);
+  const auto read = [&](const std::string& mesh) {
+    config.mesh = mesh;
+    std::vector<float> values;
+    std::mutex mutex;
+    on_ranks(8, model.spec(pipelines::time_steps), config, [&](Engine& engine) {
+      pipelines::StepData data(engine, model.shape().vocabulary);
+      for (std::int64_t m = 0; m < 2; ++m) model.forward_backward(engine, data.draw(engine, m));
+      std::vector<float> mine = engine.read_gradient("model.norm.weight");
+      const std::lock_guard lock(mutex);
+      values = std::move(mine);
+    });
+    return values;
+  };
+  const std::vector<float> copies = read("replicate=2, shard=2, tensor=2");
+  ASSERT_EQ(copies.size(), static_cast<std::size_t>(model.shape().width));
+  EXPECT_NE(read("shard=4, tensor=2"), copies) << "another order would change bits";
+  config.reduction_group = 2;
+  EXPECT_EQ(read("shard=4, tensor=2"), copies);
 }
 TEST(HybridBitsSlow, DepthAndScheduleOfAGptChangeNone) {
   expect_one_digest(gpt(14), true);
@@ -204,7 +235,8 @@ TEST(HybridBitsSlow, DepthAndScheduleOfALlamaChangeNone) {
   expect_one_digest(llama(14), true);
 }
 TEST(HybridBitsSlow, FourShardsInPairsHaveThoseOfTwoCopies) {
-  expect_bits_of_copies(llama(6), 1);
+  expect_bits_of_copies(gpt(6), 1, 16);
+  expect_bits_of_copies(llama(6), 1, 16);
 }
 
 }  // namespace

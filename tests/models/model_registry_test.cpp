@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -49,7 +50,8 @@ TEST(ModelRegistry, ResolvesPresetsAndFiles) {
       "fetch the folder, and name its config.json");
   EXPECT_EQ(refused([&] { (void)models.resolve("a/model.safetensors"); }),
             "\"a/model.safetensors\" holds weights; a model is named by the config.json beside them");
-  const auto path = std::filesystem::path(::testing::TempDir()) / "tranche_model_registry_test.json";
+  const auto path = std::filesystem::path(::testing::TempDir()) /
+                    ("tranche_model_registry_" + std::to_string(::getpid()) + ".json");
   std::ofstream(path) << GptConfig::preset("gpt-nano").to_json();
   EXPECT_EQ(gpt_of(models.resolve(path.string())), GptConfig::preset("gpt-nano"));
   std::filesystem::remove(path);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "reference_models.h"
+#include "tests/comm/common_start.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/random.h"
 #include "tranche/engine/engine.h"
@@ -58,16 +59,19 @@ inline double patience_of(int ranks) {
   return of_one * std::max(1.0, ranks / cores);
 }
 
-/// Creates an engine on every rank and runs `body` there.
+/// Creates an engine on every rank, and runs `body` there when all ranks have theirs.
 inline void on_ranks(int ranks, const ModelSpec& spec, const Config& config,
                      const std::function<void(Engine&)>& body, DeviceKind device = DeviceKind::cpu) {
+  test::CommonStart start(ranks);
   run_thread_ranks(ranks, [&](int, const CommunicatorFactory& factory) {
+    test::CommonStart::Rank started(start);
     Config own = config;
     validate_config(own, ranks);
     RuntimeOptions options = RuntimeOptions::from(own);
     options.device = device;
     Runtime runtime(options, factory);
     Engine engine(runtime, spec, own);
+    started.await_others();
     body(engine);
   });
 }

@@ -3,13 +3,14 @@
 
 #include <gmock/gmock.h>
 
-#include <chrono>
+#include <atomic>
 #include <set>
 #include <thread>
 
 #include "offload/block_io.h"
 #include "tests/offload/faulty_file_system.h"
 #include "tests/offload/test_folder.h"
+#include "tests/offload/watched_file_system.h"
 #include "tranche/core/error.h"
 
 namespace tranche::testing {
@@ -97,16 +98,21 @@ TEST_F(RecordingTest, ARenameMayOvertakeTheContent) {
 
 // A sync covers writes that were complete when it began, not those that came while it ran.
 TEST_F(RecordingTest, AWriteDuringASyncIsNotCoveredByIt) {
-  FaultyFileSystem slow(posix_file_system());
-  slow.inject({.operation = FileOperation::sync, .delay = std::chrono::milliseconds(300)});
+  std::atomic<bool> syncs{false}, wrote{false};
+  WatchedFileSystem slow([&](FileOperation operation, std::int64_t) {
+    if (operation != FileOperation::sync) return;
+    syncs = true;
+    while (!wrote) std::this_thread::yield();
+  });
   RecordingFileSystem files(slow, root_);
   auto file = files.open(root_ + "/a", OpenMode::create_new, Caching::buffered);  // 0
   put(*file, 0, "before");                                                        // 1
   std::thread sync([&] { file->sync(); });                                        // 3
-  while (slow.count(FileOperation::sync) == 0) std::this_thread::yield();
+  while (!syncs) std::this_thread::yield();
   put(*file, 6, "during");  // 2
+  wrote = true;
   sync.join();
-  ASSERT_EQ(files.operation(3).kind, RecordedOperation::Kind::sync) << "it took longer than the write";
+  ASSERT_EQ(files.operation(3).kind, RecordedOperation::Kind::sync) << "it ended after the write";
   EXPECT_EQ(files.durable_by(1), 3u);
   EXPECT_EQ(files.durable_by(2), std::nullopt);
 }

@@ -426,6 +426,7 @@ INSTANTIATE_TEST_SUITE_P(Engines, TileRingTest,
 TEST(TileRingTransfers, NoMoreAreUnderWayThanAllowed) {
   const TestFolder folder;
   std::atomic<int> now[2]{}, most[2]{};  // of reads and writes
+  std::atomic<bool> gathers = false;     // transfers wait for two others of their kind, a minute at most
   const auto files = detail::make_posix_file_system([&](IoCall call, std::int64_t bytes) -> std::int64_t {
     if (call != IoCall::read && call != IoCall::write) return bytes;
     const int kind = call == IoCall::read ? 0 : 1;
@@ -433,7 +434,10 @@ TEST(TileRingTransfers, NoMoreAreUnderWayThanAllowed) {
     const int under_way = ++now[kind];
     while (under_way > seen && !most[kind].compare_exchange_weak(seen, under_way)) {
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    do {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    } while (gathers && most[kind] < 3 && std::chrono::steady_clock::now() < end);
     --now[kind];
     return bytes;
   });
@@ -446,6 +450,7 @@ TEST(TileRingTransfers, NoMoreAreUnderWayThanAllowed) {
     pass(bench, ring, region, false, [](std::int64_t, std::int64_t i) { return i; });
     bench.stream->synchronize();
     most[0] = most[1] = 0;
+    gathers = at_once == 0;
     std::atomic<int> wrong{0};
     for (int round = 0; round < 2; ++round) {
       pass(bench, ring, region, true, [&](std::int64_t value, std::int64_t i) {

@@ -1,5 +1,5 @@
 #pragma once
-/// Files that call a function before each transfer, for tests of simultaneous operations.
+/// Files that call a function before each transfer and sync, for tests of simultaneous operations.
 
 #include <cstdint>
 #include <functional>
@@ -14,7 +14,7 @@
 
 namespace tranche::testing {
 
-/// A file system that calls a function before each read and write; the function may block.
+/// A file system that calls a function before each read, write and sync; the function may block.
 class WatchedFileSystem : public detail::FileSystem {
  public:
   using Watch = std::function<void(FileOperation, std::int64_t offset)>;
@@ -56,7 +56,10 @@ class WatchedFileSystem : public detail::FileSystem {
       file->write(offset, memory, bytes);
     }
     void truncate(std::int64_t bytes) override { file->truncate(bytes); }
-    void sync() override { file->sync(); }
+    void sync() override {
+      watch(FileOperation::sync, 0);
+      file->sync();
+    }
     std::unique_ptr<detail::File> file;
     const Watch& watch;
   };

@@ -194,7 +194,7 @@ TEST(HostState, RanksOfATensorAxisTakeTheSameBytes) {
 void on_all_ranks(int ranks, const std::function<void(int, const MostOfAll&)>& work) {
   run_thread_ranks(ranks, [&](int rank, const CommunicatorFactory& factory) {
     CommunicatorOptions options;
-    options.timeout_seconds = 20;
+    options.timeout_seconds = 60;
     const std::unique_ptr<Communicator> world = factory(options);
     work(rank, [&](std::int64_t own) {
       own = -own;

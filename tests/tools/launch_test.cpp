@@ -3,12 +3,12 @@
 #include <gmock/gmock.h>
 
 #include <atomic>
-#include <latch>
 #include <sstream>
 #include <system_error>
 #include <thread>
 
 #include "comm/transport/transport.h"
+#include "tests/comm/common_start.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/runtime.h"
@@ -31,7 +31,7 @@ std::vector<Outcome> on_ranks(int size, const std::function<int(Launch&)>& body)
   run_thread_ranks(size, [&](int rank, const CommunicatorFactory& factory) {
     std::ostringstream errors;
     CommunicatorOptions options;
-    options.timeout_seconds = 20;
+    options.timeout_seconds = 60;
     Launch launch(factory(options), errors);
     Outcome& outcome = outcomes[static_cast<std::size_t>(rank)];
     outcome.status = body(launch);
@@ -191,14 +191,15 @@ TEST(Fail, TheRankThatFailedAndTheLowestPeerSpeakWithRankAndOperation) {
 
 TEST(Fail, RanksOfAMeshAreNamedWithTheirCoordinates) {
   const ThreadGroup group(4);
-  std::latch started(4);
+  tranche::test::CommonStart start(4);
   const auto outcomes = on_ranks(4, [&](Launch& launch) {
+    tranche::test::CommonStart::Rank started(start);
     RuntimeOptions options;
     options.mesh = "replicate=2, shard=*";
     Runtime runtime(options, [&](const CommunicatorOptions& communicator) {
       return group.communicator(launch.rank(), communicator);
     });
-    started.arrive_and_wait();
+    started.await_others();
     try {
       if (launch.rank() == 0) throw std::runtime_error("disk on fire");
       runtime.all().barrier({"", "step"}).wait();

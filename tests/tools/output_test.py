@@ -118,7 +118,7 @@ def suite_files():
     thread = threading.Thread(target=reader, daemon=True)
     thread.start()
     done = run(TINY + ["--report", fifo])
-    thread.join(5)  # waits for ever if the FIFO was replaced
+    thread.join(LIMIT)  # waits for ever if the FIFO was replaced
     check(done.returncode == 0 and len(json.loads(read.get("report", "{}")).get("steps", [])) == 3 and stat.S_ISFIFO(os.stat(fifo).st_mode),
           "a report to a FIFO", TINY + ["--report", fifo], done)
     done = run(TINY + ["--report", fifo])

@@ -25,6 +25,9 @@ PROGRAM, SUITE = sys.argv[1], sys.argv[2]
 RUN_MPI = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts", "run_mpi.sh")
 FOLDER = tempfile.TemporaryDirectory(prefix="tranche-test-")
 LIMIT = 60  # seconds; a job that still runs then counts as hung
+# A run that only a failure ends, and the communication time-out where a rank hangs. Elsewhere no time-out passes within LIMIT, however busy the
+# machine is.
+ENDLESS, TIME_OUT = ["--steps", "1000000", "--max-seconds", "100"], ["--set", "tranche.communication_timeout=4"]
 # mpirun sleeps a second before it ends a job in which a rank has failed. If a refusal is printed before any rank may end, nothing is lost
 # without that second, and a rank that prints it too late is found.
 AT_ONCE = {"OMPI_MCA_odls_base_sigkill_timeout": "0"}
@@ -87,7 +90,7 @@ def check(condition, what, arguments, ranks, result):
     print("  " + "\n  ".join((result[1] + result[2]).strip().split("\n")[-25:]))
 
 
-def expect(arguments, ranks, status, texts=(), once=None, seconds=None, extra=None):
+def expect(arguments, ranks, status, texts=(), once=None, extra=None):
     result = run(arguments, ranks, extra)
     check(result[0] == status, f"exit status {status}, not {result[0]}", arguments, ranks, result)
     for text in texts:
@@ -95,8 +98,6 @@ def expect(arguments, ranks, status, texts=(), once=None, seconds=None, extra=No
     if once:
         count = result[2].count(once)
         check(count == 1, f"'{once}' is said once, not {count} times", arguments, ranks, result)
-    if seconds:
-        check(result[3] < seconds, f"ends within {seconds} s, not {result[3]:.1f}", arguments, ranks, result)
     return result
 
 
@@ -226,11 +227,11 @@ def changed_in_use(ranks, change, status, text):
         begin = time.time()
         job = subprocess.Popen(command(arguments, ranks), stdout=out, stderr=out, env=dict(os.environ, TRANCHE_MPI_TIMEOUT=str(LIMIT)))
         try:
-            while job.poll() is None and time.time() < begin + 30 and b"\nstep" not in open(output, "rb").read():
+            while job.poll() is None and time.time() < begin + LIMIT and b"\nstep" not in open(output, "rb").read():
                 time.sleep(0.05)
             change(data)
             begin = time.time()
-            job.wait(timeout=30)
+            job.wait(timeout=LIMIT)
         finally:
             if job.poll() is None:
                 job.kill()
@@ -240,7 +241,6 @@ def changed_in_use(ranks, change, status, text):
     check(text in result[1], f"{name}: says '{text}'", arguments, ranks, result)
     if status:
         check(f"data file '{data}'" in result[1], f"{name}: names the file", arguments, ranks, result)
-        check(result[3] < 20, f"{name}: ends within 20 s", arguments, ranks, result)
 
 
 def suite_statuses():
@@ -251,12 +251,11 @@ def suite_statuses():
 
 
 def suite_failures():
-    timeout = ["--set", "tranche.communication_timeout=3", "--steps", "1000000", "--max-seconds", "100"]
     def fails(stage, ranks, texts, *flags):
-        expect(TINY + timeout + ["--stage", stage, *flags], ranks, 5, texts, seconds=20)
+        expect(TINY + ENDLESS + ["--stage", stage, *flags], ranks, 5, texts)
 
     def hangs():
-        result = expect(TINY + timeout + ["--stage", "3", "--debug-hang", "1:2"], 3, 5, ["[rank 0]", "rank 1"], seconds=25)
+        result = expect(TINY + ENDLESS + TIME_OUT + ["--stage", "3", "--debug-hang", "1:2"], 3, 5, ["[rank 0]", "rank 1"])
         check(any(word in result[2] for word in ("all_gather", "reduce_scatter", "all_reduce")),
               "the operation that waited is named", ["hang"], 3, result)
 
@@ -264,7 +263,7 @@ def suite_failures():
         (hangs,),
         (fails, "3", 3, ["[rank 1] --debug-fail: told to fail in step 2, micro-batch 1", "[rank 0]", "rank 1 failed"], "--accumulate", "2",
          "--debug-fail", "1:2"),
-        (expect, TINY + timeout + ["--stage", "2", "--debug-hang", "0:1"], 2, 5, ["rank 0"], None, 25),
+        (expect, TINY + ENDLESS + TIME_OUT + ["--stage", "2", "--debug-hang", "0:1"], 2, 5, ["rank 0"]),
         (fails, "1", 2, ["[rank 0] --debug-fail", "rank 0 failed"], "--debug-fail", "0:2"),
         (killed,)])
 
@@ -272,19 +271,18 @@ def suite_failures():
 def suite_hosts():
     """Failures on two declared hosts of two ranks, which read each other's memory. Only rank 0 sees that rank 1 is missing, and reports it.
     """
-    timeout = ["--set", "tranche.communication_timeout=3", "--steps", "1000000", "--max-seconds", "100"]
-    hosts = timeout + ["--set", "tranche.debug.ranks_per_host=2", "--set", "tranche.collectives=shared"]
+    hosts = ["--set", "tranche.debug.ranks_per_host=2", "--set", "tranche.collectives=shared"]
     def hangs(stage):
-        arguments = TINY + hosts + ["--stage", stage, "--debug-hang", "1:2"]
-        result = expect(arguments, 4, 5, ["[rank 0]", "no data from rank 1 after 3.0 s"], seconds=25)
+        arguments = TINY + ENDLESS + TIME_OUT + hosts + ["--stage", stage, "--debug-hang", "1:2"]
+        result = expect(arguments, 4, 5, ["[rank 0]", "no data from rank 1 after 4.0 s"])
         check(any(word in result[2] for word in ("all_gather of unit", "reduce_scatter of unit")),
               "the operation that waited and its unit are named", arguments, 4, result)
 
     side_by_side(2, [
         (hangs, "0"), (hangs, "3"),
-        (expect, TINY + hosts + ["--stage", "3", "--debug-fail", "1:2"], 4, 5,
-         ["[rank 1] --debug-fail: told to fail in step 2", "rank 1 failed"], None, 20),
-        (killed, ["--stage", "3"] + hosts[-4:], 4)])
+        (expect, TINY + ENDLESS + hosts + ["--stage", "3", "--debug-fail", "1:2"], 4, 5,
+         ["[rank 1] --debug-fail: told to fail in step 2", "rank 1 failed"]),
+        (killed, ["--stage", "3"] + hosts, 4)])
 
 
 def killed(more=(), count=2):
@@ -294,7 +292,7 @@ def killed(more=(), count=2):
         job = subprocess.Popen(command(arguments, count), stdout=out, stderr=out, env=dict(os.environ, TRANCHE_MPI_TIMEOUT=str(LIMIT)))
         try:
             ranks = []
-            limit = time.time() + 30
+            limit = time.time() + LIMIT
             while time.time() < limit and not (len(ranks) == count and b"step" in open(path("killed.out"), "rb").read()):
                 time.sleep(0.05)
                 ranks = children(job.pid)
@@ -302,10 +300,10 @@ def killed(more=(), count=2):
             check(len(ranks) == count, f"{count} ranks are training", arguments, count, result)
             os.kill(ranks[-1], signal.SIGKILL)
             begin = time.time()
-            status = job.wait(timeout=30)
+            status = job.wait(timeout=LIMIT)
             check(status != 0, "a killed rank is no success", arguments, count, result)
             # mpirun has killed them, but the kernel may not have finished.
-            while (alive := [rank for rank in ranks if os.path.exists(f"/proc/{rank}/exe")]) and time.time() < begin + 30:
+            while (alive := [rank for rank in ranks if os.path.exists(f"/proc/{rank}/exe")]) and time.time() < begin + LIMIT:
                 time.sleep(0.02)
             check(not alive, f"all ranks have ended, {time.time() - begin:.1f} s later", arguments, count, result)
         finally:
@@ -456,13 +454,13 @@ def suite_pipeline():
             failures.append(f"{what} of a pipeline")
             print(f"FAILED: the {what} of one rank on a pipeline\n  {said}")
     traced(TINY + ["--mesh", "pipeline=2", "--accumulate", "4"], 2, "pipeline")
-    staged = TINY + ["--mesh", "pipeline=2", "--accumulate", "4", "--set", "tranche.communication_timeout=10"]
+    staged = TINY + ["--mesh", "pipeline=2", "--accumulate", "4"]
     side_by_side(3, [
-        (expect, text + ["--mesh", "pipeline=9"], 2, 2, ["tranche.mesh: mesh \"pipeline=9\": pipeline 9, but there are 2 ranks"], None, None, AT_ONCE),
+        (expect, text + ["--mesh", "pipeline=9"], 2, 2, ["tranche.mesh: mesh \"pipeline=9\": pipeline 9, but there are 2 ranks"], None, AT_ONCE),
         (expect, [staged, staged + ["--set", "tranche.pipeline_cuts=[2]"]], 2, 2,
-         ["tranche.pipeline_cuts=[2] on rank 1; start all ranks with the same command and flags"], None, None, AT_ONCE),
+         ["tranche.pipeline_cuts=[2] on rank 1; start all ranks with the same command and flags"], None, AT_ONCE),
         (expect, staged + ["--debug-fail", "1:2"], 2, 5, ["[rank 1] forward of micro-batch 3, receive from rank 0: --debug-fail: told to fail in step 2, micro-batch 3",
-          "[rank 0] backward of micro-batch ", "rank 1 failed: forward of micro-batch 3"], None, None, AT_ONCE),
+          "[rank 0] backward of micro-batch ", "rank 1 failed: forward of micro-batch 3"], None, AT_ONCE),
     ])
 
 
@@ -546,31 +544,29 @@ def expect_results_of_one_rank(axis, meshes, flags=()):
 def suite_context():
     """Ranks that share sequences have the losses, the evaluation and the greedy text of one rank, and a failing rank is named."""
     expect_results_of_one_rank("context", [(2, ["--mesh", "context=2"]), (4, ["--mesh", "shard=2, context=2", "--stage", "3"])], ["--sequence", "14"])
-    cut = TINY + ["--steps", "1000000", "--max-seconds", "100", "--mesh", "context=2"]
+    cut = TINY + ENDLESS + ["--mesh", "context=2"]
     side_by_side(2, [
         (expect, cut + ["--sequence", "3"], 2, 2, ["samples of 3 tokens cannot be cut into the 4 parts", "use sequences of at least 4 tokens"]),
-        (expect, cut + ["--sequence", "12", "--debug-fail", "1:2"], 2, 5, ["[rank 1] --debug-fail: told to fail in step 2", "[rank 0]", "rank 1 failed"], None, 20)])
+        (expect, cut + ["--sequence", "12", "--debug-fail", "1:2"], 2, 5, ["[rank 1] --debug-fail: told to fail in step 2", "[rank 0]", "rank 1 failed"])])
 
 
 def suite_tensor():
     """Ranks that cut layers have the losses, the evaluation and the greedy text of one rank, and a failing rank is named with its
     coordinates, the layer and the micro-batch."""
     expect_results_of_one_rank("tensor", [(3, ["--mesh", "tensor=3"]), (6, ["--mesh", "shard=2, tensor=3", "--stage", "3"])])
-    timeout = ["--set", "tranche.communication_timeout=3", "--steps", "1000000", "--max-seconds", "100"]
-    cut, both = TINY + timeout + ["--mesh", "tensor=3"], TINY + timeout + ["--mesh", "shard=2, tensor=3"]
+    cut, both = TINY + ENDLESS + ["--mesh", "tensor=3"], TINY + ENDLESS + TIME_OUT + ["--mesh", "shard=2, tensor=3"]
 
     def hangs():
-        result = expect(both + ["--debug-hang", "4:2"], 6, 5, ["no data from rank 4 (shard 1, tensor 1) after 3.0 s"], seconds=30)
+        result = expect(both + ["--debug-hang", "4:2"], 6, 5, ["no data from rank 4 (shard 1, tensor 1) after 4.0 s"])
         # Its neighbours wait for rows, and the ranks of the other shard for sums of whole tensors; the rank that has waited longest reports
         # first.
         check(any(text in result[2] for text in ("rows of embedding in micro-batch 0", "reduce_scatter of unit h.2 whole in backward")),
               "the operation that waited is named", both, 6, result)
 
     side_by_side(2, [
-        (expect, cut + ["--debug-hang", "1:2"], 3, 5, ["[rank 0]", "rows of embedding in micro-batch 0", "no data from rank 1 after 3.0 s"], None, 25),
+        (expect, cut + TIME_OUT + ["--debug-hang", "1:2"], 3, 5, ["[rank 0]", "rows of embedding in micro-batch 0", "no data from rank 1 after 4.0 s"]),
         (hangs,),
-        (expect, cut + ["--debug-fail", "1:2"], 3, 5, ["[rank 1] --debug-fail: told to fail in step 2", "[rank 0]", "rows of embedding", "rank 1 failed"],
-         None, 20),
+        (expect, cut + ["--debug-fail", "1:2"], 3, 5, ["[rank 1] --debug-fail: told to fail in step 2", "[rank 0]", "rows of embedding", "rank 1 failed"]),
         (killed, ["--mesh", "tensor=3"], 3)])
 
 
@@ -750,11 +746,11 @@ def suite_memory():
 def run_out():
     """Every rank ends with status 3, whichever rank exhausts its memory, and wherever: at the start, in a dynamic step, in the recorded
     step."""
-    budget = ["--device-memory", "40MiB", "--set", "tranche.communication_timeout=20", "--stage", "3", "--accumulate", "2", "--steps", "100000",
+    budget = ["--device-memory", "40MiB", "--stage", "3", "--accumulate", "2", "--steps", "100000",
               "--max-seconds", "100"]
     def runs_out(ranks, rank, step, texts):
         expect(TINY + budget + ["--debug-out-of-memory", f"{rank}:{step}"], 0 if ranks == 1 else ranks, 3,
-               texts + ["of the limit of 40.00 MiB (41943040 B)", "device memory", "total"], seconds=30)
+               texts + ["of the limit of 40.00 MiB (41943040 B)", "device memory", "total"])
 
     side_by_side(3, [
         (runs_out, 2, 1, 1, ["[rank 1] ", "(activations) asks for"]),
@@ -762,7 +758,7 @@ def run_out():
         (runs_out, 3, 2, 2, ["[rank 2] forward: 'residual' (activations) asks for", "rank 2 failed"]),
         # On all ranks at once: no rank can hold the state, which is reported once.
         (expect, TINY + ["--device-memory", "9MiB", "--stage", "0"], 3, 3,
-         ["asks for", "of the limit of 9.00 MiB", "at stage 0 (this one)", "at stage 3"], "tranche: ", 30),
+         ["asks for", "of the limit of 9.00 MiB", "at stage 0 (this one)", "at stage 3"], "tranche: "),
         (runs_out, 1, 0, 0, ["start of embedding: 'embedding parameters' (parameters)"])])
 
 

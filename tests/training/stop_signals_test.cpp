@@ -15,9 +15,10 @@
 namespace tranche::training {
 namespace {
 
-/// Polls for some time, because a signal to the process may reach the main thread through another thread.
+/// Polls until there is a signal, for a minute at most, because one to the process may reach the main thread
+/// through another thread.
 int poll_for_a_while(StopSignals& signals) {
-  for (int i = 0; i < 500; ++i) {
+  for (int i = 0; i < 30'000; ++i) {
     if (const int signal = signals.poll(); signal != 0) return signal;
     ::usleep(2000);
   }

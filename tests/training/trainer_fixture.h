@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "tests/comm/common_start.h"
 #include "tests/tools/temporary.h"
 #include "tranche/comm/backends.h"
 #include "tranche/engine/engine.h"
@@ -42,11 +43,14 @@ struct Trained {
   }
 };
 
-/// Runs `body` on each of `ranks` thread ranks; `adjust` may change the configuration.
+/// Runs `body` on each of `ranks` thread ranks, when all of them have their engines; `adjust` may change the
+/// configuration.
 inline void on_ranks(int ranks, const std::function<void(const Trained&)>& body,
                      const std::function<void(Config&)>& adjust = {}) {
   const models::Gpt model(models::GptConfig::preset("gpt-nano"));
+  tranche::test::CommonStart start(ranks);
   run_thread_ranks(ranks, [&](int rank, const CommunicatorFactory& factory) {
+    tranche::test::CommonStart::Rank started(start);
     Config config;
     config.micro_batch_size = 2;
     config.accumulation_steps = 2;
@@ -62,6 +66,7 @@ inline void on_ranks(int ranks, const std::function<void(const Trained&)>& body,
     BatchFeeder feeder(
         engine, vocabulary,
         {config.micro_batch_size, config.accumulation_steps, engine.runtime().mesh().data_ranks()}, sequence);
+    started.await_others();
     body({engine, model, feeder, rank});
   });
 }

@@ -31,7 +31,7 @@ struct OperationLabel {
 };
 
 /// The order in which gradients are summed: in rank order inside groups of `group_size` consecutive ranks,
-/// then over groups.
+/// then inside outer groups, then over these (kernels::SumGroups).
 struct ReductionOptions {
   /// 0 folds: the ranks' values are added one by one to the contents of `output` (with `accumulate`), so the
   /// bits equal those of any other number of ranks that give the same values in that order. -g folds sums of
@@ -46,6 +46,7 @@ struct ReductionOptions {
   /// Only the first so many ranks contribute values; those of others are neither sent nor added. All by
   /// default.
   int givers = 1 << 30;
+  int outer_group = 1;  ///< groups whose sums are added to each other first
 };
 
 /// Elements [first, first + count) of a buffer that are sent to one rank, or received from it.

@@ -6,6 +6,7 @@
 
 #include "tranche/core/tensor_view.h"
 #include "tranche/device/stream.h"
+#include "tranche/kernels/reduction.h"
 
 namespace tranche::kernels {
 
@@ -29,8 +30,8 @@ void quantize(Stream& stream, const ConstTensorView& values, void* blocks);
 void dequantize(Stream& stream, const void* blocks, const TensorView& values);
 
 /// The sum over ranks of reduction.h, for values in blocks: those of the first rank lie at `pieces`, followed
-/// by those of the next, and so on for `ranks`. `group_size` and `accumulate` are as for ordered_sum.
-void quantized_sum(Stream& stream, const void* pieces, int ranks, int group_size, bool accumulate,
+/// by those of the next, and so on for `ranks`. `groups` and `accumulate` are as for ordered_sum.
+void quantized_sum(Stream& stream, const void* pieces, int ranks, SumGroups groups, bool accumulate,
                    const TensorView& out);
 
 }  // namespace tranche::kernels

@@ -16,14 +16,24 @@ namespace tranche::kernels {
 /// are the same.
 enum class SumTarget { caches, memory };
 
+/// The groups of a sum over ranks. A number stands for groups of so many ranks.
+struct SumGroups {
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  SumGroups(int ranks, int groups = 1) : size(ranks), outer(groups) {}
+  int size;   ///< ranks in a group
+  int outer;  ///< groups in an outer group, at least 1
+};
+
 /// The sum over ranks of docs/internals/arithmetic.md: pieces[r] holds rank r's elements in `piece_dtype`.
-/// They are summed in fp32 in rank order inside groups of `group_size` consecutive ranks, then over the
-/// groups in order: ((p0 + p1) + p2) + (p3 + p4) for five ranks and groups of three. With accumulate, out =
-/// out + sum (one addition), else out = sum; out is fp32 or 16-bit (rounded once) and may alias one of
-/// `pieces` if it has the same dtype. A group_size of 0 folds: with accumulate, ranks are added to out one by
-/// one, ((out + p0) + p1) + p2, so that several calls have the bits of one call with all ranks. A negative
-/// group_size -g folds sums of g consecutive ranks: (out + (p0 + p1)) + (p2 + p3) for -2.
-void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType piece_dtype, int group_size,
+/// They are summed in fp32 in rank order inside groups of `groups.size` consecutive ranks, then over the
+/// groups in order: ((p0 + p1) + p2) + (p3 + p4) for five ranks and groups of three. The groups' sums are
+/// added inside outer groups first: ((p0 + p1) + (p2 + p3)) + (p4 + p5) for six ranks and {2, 2}. With
+/// accumulate, out = out + sum (one addition), else out = sum; out is fp32 or 16-bit (rounded once) and may
+/// alias one of `pieces` if it has the same dtype. A size of 0 folds: with accumulate, ranks are added to out
+/// one by one, ((out + p0) + p1) + p2, so that several calls have the bits of one call with all ranks. A
+/// negative size -g folds sums of g consecutive ranks: (out + (p0 + p1)) + (p2 + p3) for -2. With outer
+/// groups a fold adds their sums to out.
+void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType piece_dtype, SumGroups groups,
                  bool accumulate, const TensorView& out, SumTarget target = SumTarget::caches);
 
 /// Does the work of a reduce-scatter of one rank, in one pass without intermediate memory: rounds source to
