@@ -103,7 +103,7 @@ void check_cover(std::vector<SafeTensor> tensors, std::int64_t bytes, const std:
   }
 }
 
-/// What to do with a folder that has weights under other names.
+/// The advice on a folder that has weights under other names; empty where there are none.
 std::string advice_on(const std::vector<detail::DirectoryEntry>& entries) {
   for (const detail::DirectoryEntry& entry : entries) {
     if (entry.name.ends_with(".safetensors"))
