@@ -112,6 +112,37 @@ std::string doubt_of(const Manifest& manifest) {
                       : fmt::format("the last {} steps before it were skipped", skipped);
 }
 
+/// A text about a folder without checkpoints that is another program's; empty where nothing tells one.
+std::string other_program_in(FileSystem& files, const std::string& folder) {
+  const std::string model = fmt::format(
+      "a model of Hugging Face's transformers: import it first, with 'tranche checkpoint import {} --to "
+      "RUN', and "
+      "give RUN here",
+      folder);
+  const std::string adapters = fmt::format(
+      "adapters of PEFT's: import them first, with 'tranche checkpoint import {} --base BASE --to RUN', and "
+      "give "
+      "RUN here",
+      folder);
+  const std::string rewrite =
+      ": write its weights as safetensors beside a config.json, as save_pretrained() of transformers does, "
+      "and "
+      "import that folder with tranche checkpoint import";
+  const std::pair<const char*, std::string> known[] = {
+      {"model.safetensors", model},
+      {"model.safetensors.index.json", model},
+      {"adapter_config.json", adapters},
+      {"zero_to_fp32.py", "a checkpoint of DeepSpeed's" + rewrite},
+      {"latest_checkpointed_iteration.txt", "a checkpoint of Megatron's" + rewrite},
+      {".metadata", "a checkpoint of torch.distributed" + rewrite},
+      {"pytorch_model.bin", "a model in PyTorch's format" + rewrite},
+      {"pytorch_model.bin.index.json", "a model in PyTorch's format" + rewrite}};
+  for (const auto& [name, what] : known) {
+    if (files.exists(join_path(folder, name))) return fmt::format("; it holds {}, {}", name, what);
+  }
+  return "";
+}
+
 }  // namespace
 
 std::string latest_text(std::string_view name) {
@@ -229,14 +260,7 @@ Listed newest_checkpoint(FileSystem& files, const std::string& parent, std::vect
   if (found.empty()) {
     std::string text = "there is no complete checkpoint in " + parent;
     if (!files.exists(parent)) text += ", as there is no such folder";
-    for (const char* name : {"model.safetensors", "model.safetensors.index.json"}) {
-      if (!files.exists(join_path(parent, name))) continue;
-      text += fmt::format(
-          "; it holds {}, a model of Hugging Face's transformers: import it first, with "
-          "'tranche checkpoint import {} --to RUN', and give RUN here",
-          name, parent);
-      break;
-    }
+    text += other_program_in(files, parent);
     for (const std::string& note : notes) text += "; " + note;
     throw CheckpointError(text);
   }

@@ -100,6 +100,9 @@ std::unique_ptr<Tokenizer> read_tokenizer(const TokenizerFiles& files, const std
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
   std::error_code none;
+  if (!std::filesystem::exists(folder, none))
+    throw ConfigurationError(
+        fmt::format("there is no folder '{}' of a tokenizer, and nothing is downloaded", folder));
   if (std::filesystem::is_regular_file(folder, none)) {
     throw ConfigurationError(fmt::format(
         "'{}' is a file; a tokenizer is named by the folder that holds its files, as several count", folder));

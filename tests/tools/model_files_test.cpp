@@ -270,6 +270,22 @@ TEST_F(ModelFiles, AFolderToImportIsNamedAsOne) {
     EXPECT_EQ(result.status, 4) << result.errors;
     EXPECT_THAT(result.errors, HasSubstr(advice));
   }
+  const std::string rewrite =
+      ": write its weights as safetensors beside a config.json, as save_pretrained() of transformers does, "
+      "and "
+      "import that folder with tranche checkpoint import";
+  const std::pair<std::string, std::string> others[] = {
+      {"pytorch_model.bin", "a model in PyTorch's format" + rewrite},
+      {".metadata", "a checkpoint of torch.distributed" + rewrite},
+      {"latest_checkpointed_iteration.txt", "a checkpoint of Megatron's" + rewrite},
+      {"zero_to_fp32.py", "a checkpoint of DeepSpeed's" + rewrite},
+      {"adapter_config.json", "adapters of PEFT's: import them first, with 'tranche checkpoint import "}};
+  std::filesystem::create_directory(folder_.path("other"));
+  for (const auto& [name, what] : others) {  // each is told before those above it
+    folder_.write("other/" + name, "{}");
+    EXPECT_THAT(train({"--resume", folder_.path("other")}).errors,
+                HasSubstr("; it holds " + name + ", " + what));
+  }
 }
 
 TEST_F(ModelFiles, ACheckpointThatCannotBeReachedIsACheckpointsError) {

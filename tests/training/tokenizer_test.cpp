@@ -315,6 +315,9 @@ TEST(Tokenizer, IsLoadedFromAFolder) {
   EXPECT_FALSE(has_tokenizer(path));
   EXPECT_THAT(message_of<ConfigurationError>([&] { (void)load_tokenizer(path); }),
               HasSubstr("has no tokenizer: neither tokenizer.json nor tokenizer.model"));
+  EXPECT_THAT(
+      message_of<ConfigurationError>([&] { (void)load_tokenizer("some-org/some-model"); }),
+      HasSubstr("there is no folder 'some-org/some-model' of a tokenizer, and nothing is downloaded"));
   folder.write("vocab.json", Files().vocabulary.dump());
   EXPECT_FALSE(has_tokenizer(path));
   EXPECT_THAT(message_of<ConfigurationError>([&] { (void)load_tokenizer(path); }),
