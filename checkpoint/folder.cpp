@@ -133,6 +133,8 @@ std::string other_program_in(FileSystem& files, const std::string& folder) {
       {"model.safetensors.index.json", model},
       {"adapter_config.json", adapters},
       {"zero_to_fp32.py", "a checkpoint of DeepSpeed's" + rewrite},
+      {"mp_rank_00_model_states.pt", "a checkpoint of DeepSpeed's" + rewrite},
+      {"zero_pp_rank_0_mp_rank_00_model_states.pt", "a checkpoint of DeepSpeed's" + rewrite},
       {"latest_checkpointed_iteration.txt", "a checkpoint of Megatron's" + rewrite},
       {".metadata", "a checkpoint of torch.distributed" + rewrite},
       {"pytorch_model.bin", "a model in PyTorch's format" + rewrite},

@@ -130,7 +130,7 @@ SafetensorsFolder::SafetensorsFolder(detail::FileSystem& files, std::string path
     : files_(files), folder_(std::move(path)) {
   with_reason("cannot import " + folder_, [&] {
     const auto status = files_.status(folder_);
-    if (!status) throw CheckpointError("there is nothing of this name");
+    if (!status) throw CheckpointError("there is nothing of this name, and nothing is downloaded");
     if (!status->is_directory) {
       const std::string file = folder_;
       folder_ = detail::parent_path(file);

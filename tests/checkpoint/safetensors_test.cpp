@@ -201,7 +201,7 @@ TEST_F(SafetensorsTest, SaysWhatIsWrongWithAFolder) {
   const auto refused = [&](const char* name) {
     return message_of<CheckpointError>([&] { SafetensorsFolder(files, folder / name); });
   };
-  EXPECT_THAT(refused("none"), HasSubstr("there is nothing of this name"));
+  EXPECT_THAT(refused("none"), HasSubstr("there is nothing of this name, and nothing is downloaded"));
   write("empty/config.json", "{}");
   EXPECT_THAT(refused("empty"), HasSubstr("neither model.safetensors nor model.safetensors.index.json"));
   write("empty/rust_model.ot", "");

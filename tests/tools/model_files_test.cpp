@@ -278,6 +278,8 @@ TEST_F(ModelFiles, AFolderToImportIsNamedAsOne) {
       {"pytorch_model.bin", "a model in PyTorch's format" + rewrite},
       {".metadata", "a checkpoint of torch.distributed" + rewrite},
       {"latest_checkpointed_iteration.txt", "a checkpoint of Megatron's" + rewrite},
+      {"zero_pp_rank_0_mp_rank_00_model_states.pt", "a checkpoint of DeepSpeed's" + rewrite},
+      {"mp_rank_00_model_states.pt", "a checkpoint of DeepSpeed's" + rewrite},
       {"zero_to_fp32.py", "a checkpoint of DeepSpeed's" + rewrite},
       {"adapter_config.json", "adapters of PEFT's: import them first, with 'tranche checkpoint import "}};
   std::filesystem::create_directory(folder_.path("other"));
