@@ -28,8 +28,8 @@ using testing::AnyOf;
 using testing::HasSubstr;
 using testing::Not;
 
-/// Seconds after which a test counts as hung, and a time-out that must not pass before.
-constexpr double patience = 60, long_timeout = 300;
+/// A time-out in seconds that must not pass.
+constexpr double long_timeout = 300;
 
 const OperationLabel label{"h.3", "backward"};
 
@@ -94,7 +94,7 @@ TEST_P(Failures, ARankThatEndsBeforeItsPeersTellsThemAtOnce) {
         text_of_the_one_left(with_timeout(long_timeout), after),
         HasSubstr("[rank 0] reduce_scatter of unit h.3 in backward: rank 1 has ended its engine after 2 "
                   "operations"));
-    EXPECT_LT(watch.seconds(), patience);
+    EXPECT_LT(watch.seconds(), long_timeout / 2);
   }
 }
 
@@ -128,7 +128,7 @@ TEST_P(Failures, ATimeOutNamesOperationUnitPhaseAndTheMissingRank) {
                         "(rank 2 has not entered the operation, or hangs)"));
   EXPECT_THAT(failure_of([&] { of_second.wait(); }),
               HasSubstr("[rank 1] reduce_scatter of unit h.3 in backward: no data from rank 2 after 0.5 s"));
-  EXPECT_LT(watch.seconds(), patience) << "far beyond the time-out";
+  EXPECT_LT(watch.seconds(), 10) << "far beyond the time-out";
 }
 
 TEST_P(Failures, ATimeOutNamesAllMissingRanks) {
@@ -287,7 +287,7 @@ TEST_P(Failures, ARankThatHangsEndsAllWithinTheTimeOut) {
     EXPECT_THAT(error.what(),
                 HasSubstr("reduce_scatter of unit h.3 in backward: no data from rank 1 after 1.0 s"));
   }
-  EXPECT_LT(watch.seconds(), patience);
+  EXPECT_LT(watch.seconds(), 10);
 }
 
 /// How each rank's call ended, and after how many seconds.
@@ -426,7 +426,7 @@ TEST(FailuresAcrossNodes, WhoSeesTheMissingRankNamesItFirst) {
                           "the operation, or hangs)"));
     EXPECT_THAT(ends.texts[3], HasSubstr("[rank 3] " + no_data + "1 after 1.0 s (rank 1, or a rank that it"));
     EXPECT_GT(ends.seconds[2], 1.2) << "it leaves the word to rank 0";
-    EXPECT_LT(ends.seconds[2], patience);
+    EXPECT_LT(ends.seconds[2], 10);
   }
 }
 
@@ -474,7 +474,7 @@ std::array<std::string, 2> texts_of_calls_that_differ(
     });
   }
   for (auto& thread : threads) thread.join();
-  EXPECT_LT(watch.seconds(), patience);
+  EXPECT_LT(watch.seconds(), 10);
   return texts;
 }
 
@@ -596,7 +596,7 @@ TEST_P(Failures, PeersOfARankThatUnwindsAndSaysNoMoreWaitTwoSeconds) {
   const auto [text, seconds] = heard_of_unwinding(with_timeout(long_timeout), -1);
   EXPECT_THAT(text, HasSubstr("[rank 0] barrier in end: rank 1 failed: an exception unwound it"));
   EXPECT_GE(seconds, 1.5);
-  EXPECT_LT(seconds, patience);
+  EXPECT_LT(seconds, 10);
 }
 
 TEST_P(Failures, WorkThatFailedBeforeAnOperationFailsIt) {
@@ -622,7 +622,7 @@ TEST_P(Failures, DestroyingACommunicatorAbandonsWhatIsPendingInBoundedTime) {
   }
   EXPECT_THAT(failure_of([&] { pending.wait(); }),
               HasSubstr("its communicator was destroyed before it was done"));
-  EXPECT_LT(watch.seconds(), patience);
+  EXPECT_LT(watch.seconds(), 10);
 }
 
 TEST_P(Failures, UnwindingDoesNotWaitForPeers) {
@@ -635,7 +635,7 @@ TEST_P(Failures, UnwindingDoesNotWaitForPeers) {
     throw NumericalError("elsewhere");
   };
   EXPECT_THROW(fail(), NumericalError);
-  EXPECT_LT(watch.seconds(), patience);
+  EXPECT_LT(watch.seconds(), 30);
 }
 
 TEST_P(Failures, AbortingAThreadRankFailsItsPeers) {

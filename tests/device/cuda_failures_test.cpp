@@ -66,7 +66,7 @@ TEST_F(CudaFailures, ADeviceMadeBesideOneThatWaitsLoadsNothing) {
   compute().wait(Event(gate));
   const Event behind = compute().record();
   auto second = std::async(std::launch::async, [] { return make_device({DeviceKind::cuda, 1, 1}); });
-  EXPECT_EQ(second.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+  EXPECT_EQ(second.wait_for(std::chrono::seconds(30)), std::future_status::ready);
   EXPECT_FALSE(behind.query());
   gate->complete();
   behind.wait();

@@ -34,7 +34,7 @@ bool more_spans(Runtime& runtime, const std::string& unit, int before, double se
 /// Runs one micro-batch of the odd model's units on two ranks. In it the compute stream waits until a
 /// collective that was issued before has ended, which is possible only if communication progresses while the
 /// rank computes. Returns true if it ended within `seconds`.
-bool collective_ends_inside_compute(int stage, bool overlap, double seconds = 60,
+bool collective_ends_inside_compute(int stage, bool overlap, double seconds = 30,
                                     const std::function<void(Config&)>& change = {}) {
   OddRun run;
   run.ranks = 2;
@@ -85,7 +85,7 @@ TEST(EngineOverlap, GathersRunAheadWhileTheRankComputes) {
 }
 
 TEST(EngineOverlap, UnitsLargerThanThePrefetchBucketAreFetchedAheadToo) {
-  EXPECT_TRUE(collective_ends_inside_compute(3, true, 60, [](Config& config) {
+  EXPECT_TRUE(collective_ends_inside_compute(3, true, 30, [](Config& config) {
     config.prefetch_elements = 1;
     config.max_live_elements = 1;
   }));

@@ -14,7 +14,7 @@
 namespace tranche::test {
 namespace {
 
-constexpr int patience_seconds = 60;
+constexpr int patience_seconds = 20;
 
 /// Waits until `condition` holds; returns false after a time that only a deadlock explains.
 bool eventually(const std::function<bool()>& condition) {

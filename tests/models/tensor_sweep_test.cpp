@@ -105,13 +105,6 @@ Gpt gpt() {
   return Gpt(with_dropout(six_heads()));
 }
 
-/// The bar's share that a row may reach. The bar is missed by the GPT on two ranks from the first start, as
-/// docs/results/current.md states: by 1.1 % with one shard and by 6 % with two.
-double allowed(const LanguageModel& model, int tensor, int shards, int start) {
-  if (model.describe() != gpt().describe() || tensor != 2 || start != 0) return 1;
-  return shards == 1 ? 1.02 : 1.07;
-}
-
 /// bf16 losses on the axis against one rank's. The bar of a row is the largest difference of one rank's bf16
 /// losses from its fp32 losses.
 struct Bf16Rows {
@@ -154,8 +147,7 @@ Bf16Rows compare_in_bf16(const LanguageModel& model, std::initializer_list<int> 
         const Point point{.tensor = tensor, .shards = shards, .seed = seed};
         const GptRun cut = run_at(model, point, DataType::bfloat16);
         const double difference = largest_relative_difference(cut.losses, one.losses);
-        EXPECT_LE(difference, allowed(model, tensor, shards, start) * bar)
-            << model.describe() << " tensor=" << tensor << ", shard=" << shards;
+        EXPECT_LE(difference, bar) << model.describe() << " tensor=" << tensor << ", shard=" << shards;
         ++compared.rows;
         compared.squares += squared_relative_differences(cut.losses, one.losses);
         compared.squares_of_bar += squared_relative_differences(one.losses, wide.losses);
@@ -242,6 +234,7 @@ TEST(TensorSweepSlow, EveryLayoutWithAdaptersToo) {
   sweep(Llama(eight_heads(LlamaKind::llama)), {2, 4, 8}, true, true);
 }
 
+// Two rows of the GPT on tensor=2 are above the bar, and this test fails for them: docs/results/current.md.
 TEST(TensorSweepSlow, Bf16IsAsNearAsBf16ToFp32) {
   Bf16Rows all = compare_in_bf16(gpt(), {2, 3}, 4);
   for (const LlamaKind kind : all_kinds) all.add(compare_in_bf16(Llama(eight_heads(kind)), {2, 4, 8}, 4));

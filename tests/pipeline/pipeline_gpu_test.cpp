@@ -414,7 +414,7 @@ TEST_F(GpuPipeline, AStageThatHangsIsNamedWithTheMessage) {
   for (const char* transport : {"auto", "staged"}) {
     const detail::Stopwatch watch;
     const std::vector<std::string> texts = ends(transport, hang_timeout, [&](const std::atomic<int>& ended) {
-      while (ended < 2 && watch.seconds() < 120) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      while (ended < 2 && watch.seconds() < 60) std::this_thread::sleep_for(std::chrono::milliseconds(5));
       throw NumericalError("woken");
     });
     for (const std::size_t rank : {0, 2}) {
@@ -425,7 +425,7 @@ TEST_F(GpuPipeline, AStageThatHangsIsNamedWithTheMessage) {
                       after_hang_timeout))
           << transport << ", rank " << rank;
     }
-    EXPECT_LT(watch.seconds(), 60) << transport;
+    EXPECT_LT(watch.seconds(), 40) << transport;
   }
 }
 
@@ -438,7 +438,7 @@ TEST_F(GpuPipeline, AStageOfALoopThatThrowsOrHangsEndsAll) {
   texts = ends(
       "auto", hang_timeout,
       [&](const std::atomic<int>& ended) {
-        while (ended < 2 && watch.seconds() < 120) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        while (ended < 2 && watch.seconds() < 60) std::this_thread::sleep_for(std::chrono::milliseconds(5));
         throw NumericalError("woken");
       },
       "interleaved");
@@ -450,7 +450,7 @@ TEST_F(GpuPipeline, AStageOfALoopThatThrowsOrHangsEndsAll) {
                       after_hang_timeout))
         << rank;
   }
-  EXPECT_LT(watch.seconds(), 60);
+  EXPECT_LT(watch.seconds(), 40);
 }
 
 }  // namespace

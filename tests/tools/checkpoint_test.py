@@ -273,16 +273,16 @@ class Job:
                 found.append(int(entry))
         return sorted(found)
 
-    def end(self, status, texts):
+    def end(self, status, texts, seconds=LIMIT):
         begin = time.time()
         try:
-            found = self.process.wait(timeout=LIMIT)
+            found = self.process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
-            fail(f"it ends within {LIMIT} s", self.line, self.text())
+            fail(f"it ends within {seconds} s", self.line, self.text())
             found = None
         for process in self.find_ranks():
             # mpirun has killed it, but the kernel may not have finished.
-            while os.path.exists(f"/proc/{process}/exe") and time.time() < begin + LIMIT:
+            while os.path.exists(f"/proc/{process}/exe") and time.time() < begin + seconds:
                 time.sleep(0.02)
             if os.path.exists(f"/proc/{process}/exe"):
                 fail("no rank lives on", self.line, self.text())
@@ -346,7 +346,7 @@ def suite_stop():
     time.sleep(1)
     expect(job.process.poll() is None, "the first SIGINT ends nothing")
     os.kill(job.process.pid, signal.SIGINT)
-    job.end(-signal.SIGINT, [])
+    job.end(-signal.SIGINT, [], 5)
 
     # Without a checkpoint folder no signal is handled, so it ends the run as usual.
     job = Job(["--steps", "1000000", "--log-every", "1"], 0)
@@ -366,7 +366,7 @@ def suite_disk():
         job.wait_for("step-00000005 is complete")
         for rank in job.ranks:
             resource.prlimit(rank, resource.RLIMIT_FSIZE, (65536, 65536))
-        job.end(4, ["cannot save step", "File too large", path(name)])
+        job.end(4, ["cannot save step", "File too large", path(name)], 20)
         run(["checkpoint", "verify", path(name)], 0, 0)
         run(TINY + ["--model", model, "--checkpoint-dir", path(name), "--resume", "latest", "--steps", "6"], ranks, 0,
             [f"resumed                {path(name)}/step-"])

@@ -236,7 +236,7 @@ def suite_resume():
         while not under_way() and process.poll() is None and time.time() < limit:
             time.sleep(0.02)
         process.send_signal(how)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=30)
         return process.returncode, errors
 
     status, errors = stopped(signal.SIGTERM, reports[0])
@@ -251,7 +251,7 @@ def suite_resume():
     # Killed without a chance to react: its processes end with it.
     missing = next(report for report in reports if not report.exists())
     status, _ = stopped(signal.SIGKILL, missing)
-    limit = time.time() + 60
+    limit = time.time() + 15
     while left := at_work(out):
         assert time.time() < limit, f"left behind: {left}"
         time.sleep(0.1)
@@ -310,7 +310,7 @@ def suite_failures():
     done = scale(HERE / "long", ["--ranks", "1", "--stages", "0", "--repeats", "1", "--steps", "100000000", "--run-timeout", "1"],
                  status=7)
     expect_in(["was ended after", "--run-timeout 1"], done.stderr, "errors")
-    assert time.time() - begin < 60, "ended by something else"
+    assert time.time() - begin < 25, "ended by something else"
 
 
 def suite_refusals():

@@ -79,7 +79,7 @@ struct Machine {
   std::optional<LinkRate> disk;           ///< bytes read and written by one rank
   std::optional<LinkRate> network;        ///< rate of one node
   double disk_read_bytes_per_second = 0;  ///< 0: the rate of `disk`
-  double disk_cores = 0;                  ///< of a CPU node: as many as slow it as a transfer does
+  double disk_cores = 0;                  ///< cores of a CPU node that a transfer claims
 
   bool measured() const { return source == "measured"; }
   /// The share measured with the largest number of ranks that is at most `ranks`; the smallest share if all
