@@ -105,6 +105,8 @@ class Test:
         os.makedirs(os.path.join(self.base, "swap"))
         with open(os.path.join(self.base, "text.txt"), "wb") as file:
             file.write(b"the cat sat on a mat and saw seven rats\n" * 100)
+        # Runs read a file again while its last change is so recent that another one could have the same time; all runs here find an old file.
+        os.utime(os.path.join(self.base, "text.txt"), (0, 0))
         with open(os.path.join(self.base, "config.json"), "w", encoding="utf-8") as file:
             json.dump(MODEL, file)
         # The state of an undisturbed run after each step.
