@@ -74,6 +74,19 @@ void note_precision(const Values& values, Config& config) {
   }
 }
 
+void note_fixed_scale(const Values& values, Config& config) {
+  if (!config.loss_scaling || config.loss_scaler.dynamic) return;
+  std::string given;
+  for (const char* name : {"initial_scale_power", "loss_scale_window", "hysteresis", "consecutive_hysteresis",
+                           "min_loss_scale"}) {
+    const std::string path = std::string("fp16.") + name;
+    if (values.has(path)) given += (given.empty() ? "" : ", ") + path;
+  }
+  if (given.empty()) return;
+  config.notes.push_back(fmt::format("{}: no effect: fp16.loss_scale fixes the scale at {}", given,
+                                     config.loss_scaler.initial_scale));
+}
+
 void note_optimizer(const Values& values, Config& config) {
   const OptimizerConfig& optimizer = config.optimizer;
   if (!values.has("optimizer.type")) {
@@ -156,6 +169,7 @@ std::string value_of_automatic(const std::string& path, const Config& config) {
 void note_differences(const Values& values, Config& config) {
   note_automatic(values, config);
   note_precision(values, config);
+  note_fixed_scale(values, config);
   note_optimizer(values, config);
   note_schedule(values, config);
   note_axes(values, config);

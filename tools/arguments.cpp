@@ -227,7 +227,8 @@ void add_train_flags(CLI::App& app, Options& options) {
   heading(app, "Steps");
   add_number(app, "--steps", options.steps, "step to reach (default: tranche.total_steps, else 100)");
   add_number(app, "--lr", options.learning_rate, "learning rate (default: the configuration's, else 0.001)");
-  add_number(app, "--max-seconds", options.max_seconds, "end training after the first step beyond these");
+  add_number(app, "--max-seconds", options.max_seconds,
+             "end training after the first step beyond these (0: no limit)");
   add_number(app, "--min-steps", options.min_steps, "least steps, whatever --max-seconds says");
   heading(app, "Data and validation");
   add_number(app, "--eval-every", options.eval_every,

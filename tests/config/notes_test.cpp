@@ -72,6 +72,19 @@ TEST(ConfigNotes, WhereKeepingForAStepHasNoEffect) {
   EXPECT_THAT(notes({"tranche.gather_for=step", "zero_optimization.stage=3"}), IsEmpty());
 }
 
+TEST(ConfigNotes, WhatADynamicScaleAloneHasUseFor) {
+  const auto of_scale = [](const std::string& more) {
+    return notes({"bf16.enabled=false", "fp16={\"enabled\": true" + more + "}"});
+  };
+  const std::string power_and_hysteresis = ", \"initial_scale_power\": 12, \"hysteresis\": 3";
+  EXPECT_THAT(
+      of_scale(power_and_hysteresis + ", \"loss_scale\": 128"),
+      ElementsAre(
+          "fp16.initial_scale_power, fp16.hysteresis: no effect: fp16.loss_scale fixes the scale at 128"));
+  EXPECT_THAT(of_scale(power_and_hysteresis + ", \"loss_scale\": 0"), IsEmpty());
+  EXPECT_THAT(of_scale(", \"loss_scale\": 128"), IsEmpty());
+}
+
 TEST(ConfigNotes, WhereASchedulesStepsLie) {
   const std::string line =
       "scheduler: step 1 has its first rate (DeepSpeed: step 1 has the rate from before it began, and each "

@@ -275,6 +275,18 @@ TEST_F(ProgramCheckpoints, TheBestOfAnUnnamedSet) {
           {"--resume best: no checkpoint in " + folder("plain") + " has a loss, as those have"});
 }
 
+TEST_F(ProgramCheckpoints, ACheckpointIsNoFolderOfARun) {
+  report({"--checkpoint-dir", folder()});
+  const std::string one = folder() + "/step-00000003";
+  for (const std::string resume : {"latest", "best"}) {
+    refused(2, {"--checkpoint-dir", one, "--resume", resume},
+            {"--checkpoint-dir '" + one + "' is itself a checkpoint",
+             "the folder of its run, '" + folder() + "'"});
+  }
+  refused(2, {"--checkpoint-dir", one}, {"' is itself a checkpoint"});
+  EXPECT_FALSE(std::filesystem::exists(one + "/run.lock")) << "nothing is left in it";
+}
+
 TEST_F(ProgramCheckpoints, TheFirstStartOfALineThatResumesBeginsFromTheBeginning) {
   std::string out;
   const json fresh = report({"--checkpoint-dir", folder(), "--resume", "latest"}, &out);

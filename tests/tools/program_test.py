@@ -569,7 +569,7 @@ def suite_tensor():
     side_by_side(2, [
         (expect, cut + TIME_OUT + ["--debug-hang", "1:2"], 3, 5, ["[rank 0]", "rows of embedding in micro-batch 0", "no data from rank 1 after 4.0 s"], None, 25),
         (hangs,),
-        (expect, cut + ["--debug-fail", "1:2"], 3, 5, ["[rank 1] --debug-fail: told to fail in step 2", "[rank 0]", "rows of embedding", "rank 1 failed"],
+        (expect, cut + ["--accumulate", "2", "--debug-fail", "1:2"], 3, 5, ["[rank 1] --debug-fail: told to fail in step 2", "[rank 0]", "rows of embedding", "rank 1 failed"],
          None, 20),
         (killed, ["--mesh", "tensor=3"], 3)])
 

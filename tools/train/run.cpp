@@ -10,6 +10,7 @@
 #include <ostream>
 #include <random>
 
+#include "checkpoint/format.h"
 #include "core/clock.h"
 #include "offload/file_system.h"
 #include "tools/checkpoint/adapters.h"
@@ -249,6 +250,13 @@ int Run::require_folder() {
   const std::string& folder = options.checkpoint_dir;
   int status = launch.agree([&] {
     if (!is_root()) return;
+    if (detail::posix_file_system().exists(
+            detail::join_path(folder, std::string(checkpoint::manifest_name)))) {
+      throw ConfigurationError(fmt::format(
+          "--checkpoint-dir '{0}' is itself a checkpoint: give the folder of its run, '{1}', where "
+          "--resume {0} or --resume latest goes on from it",
+          folder, detail::parent_path(folder)));
+    }
     place_probe(folder, "--checkpoint-dir", token);
     checkpoint::LeaseOptions lease_options;
     lease_options.say = [this](const std::string& line) {
