@@ -273,8 +273,8 @@ void add_train_flags(CLI::App& app, Options& options) {
          "name of a tensor there and in the model, one * in both standing for the same text; may be given "
          "several times")
       ->type_name("OLD=NEW")
-      ->expected(1)
-      ->take_all();
+      ->take_all()
+      ->allow_extra_args(false);
   heading(app, "Output");
   add_number(app, "--log-every", options.log_every,
              "steps between progress lines in a file (default: about 50 lines)");

@@ -127,6 +127,32 @@ TEST(GenerateArguments, RefusesWhatCannotBe) {
   EXPECT_THAT(refused({"--promt", "b"}), HasSubstr("unknown flag --promt"));
 }
 
+TEST(GenerateArguments, TextsAreTakenAsTheyAre) {
+  const std::vector<std::string> texts{
+      "[INST] Hello, world [/INST]", "[]", "[1,2,3]", "a, b", "{c}", "\"d\""};
+  std::vector<std::string> prompts{"generate", "--from", "run", "--stop=[a, b]"},
+      tokens{"generate", "--from", "run"}, renames{"checkpoint", "import", "hf", "--to", "run"},
+      run{"train", "--data", "a.txt", "--resume-weights-only", "b"};
+  for (const std::string& text : texts) {
+    prompts.insert(prompts.end(), {"--prompt", text, "--stop", text});
+    renames.insert(renames.end(), {"--rename", "[" + text + "=b,c]"});
+    run.insert(run.end(), {"--rename", "[" + text + "=b,c]"});
+  }
+  const GenerateOptions given = parse_arguments(prompts).generate;
+  EXPECT_EQ(given.prompts, texts);
+  EXPECT_EQ(given.stop.front(), "[a, b]");
+  EXPECT_EQ(std::vector<std::string>(given.stop.begin() + 1, given.stop.end()), texts);
+  std::vector<std::string> renamed;
+  for (const std::string& text : texts) renamed.push_back("[" + text + "=b,c]");
+  EXPECT_EQ(parsed(renames).rename, renamed);
+  EXPECT_EQ(parse_arguments(run).rename, renamed);
+  tokens.insert(tokens.end(), {"--prompt-tokens", "1,2,3", "--prompt-tokens", "4"});
+  EXPECT_THAT(parse_arguments(tokens).generate.prompt_tokens, ElementsAre("1,2,3", "4"));
+  EXPECT_THAT(error_of({"generate", "--from", "run", "--prompt-tokens", "[1,2,3]"}),
+              HasSubstr("--prompt-tokens '[1,2,3]' is not a list of numbers like 1,2,3"));
+  EXPECT_THAT(error_of({"generate", "--from", "run", "--prompt", "a", "b"}), HasSubstr("'b' is no argument"));
+}
+
 TEST(GenerateArguments, ListsOfTokens) {
   EXPECT_THAT(parse_tokens("7"), ElementsAre(7));
   EXPECT_THAT(parse_tokens("1,2, 50256 ,0"), ElementsAre(1, 2, 50256, 0));

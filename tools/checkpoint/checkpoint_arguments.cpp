@@ -76,8 +76,8 @@ CLI::App* add_checkpoint_command(CLI::App& program, CheckpointOptions& options) 
           "name of a tensor in the folder and of one that transformers' model has, one * in both standing "
           "for the same text; may be given several times")
       ->type_name("OLD=NEW")
-      ->expected(1)
-      ->take_all();
+      ->take_all()
+      ->allow_extra_args(false);
 
   CLI::App* diff =
       add("diff", "compare two checkpoints by value, of any numbers of ranks; status 1 when they differ",
@@ -98,8 +98,8 @@ CLI::App* add_generate_command(CLI::App& program, GenerateOptions& options) {
       ->required();
   app->add_option("--prompt", options.prompts, "text to go on from; may be given several times")
       ->type_name("TEXT")
-      ->expected(1)
-      ->take_all();
+      ->take_all()
+      ->allow_extra_args(false);
   app->add_option(
          "--prompts", options.prompts_file,
          "file of prompts, one a line; of JSON lines the \"prompt\" or the \"messages\" of each object")
@@ -110,8 +110,8 @@ CLI::App* add_generate_command(CLI::App& program, GenerateOptions& options) {
   app->add_option("--prompt-tokens", options.prompt_tokens,
                   "numbers to go on from, like 1,2,3; numbers are printed; may be given several times")
       ->type_name("N,N...")
-      ->expected(1)
-      ->take_all();
+      ->take_all()
+      ->allow_extra_args(false);
   add_chat_flags(*app, options.chat, options.date);
   app->add_option("--tokens", options.tokens, "tokens to write")->capture_default_str();
   app->add_option("--temperature", options.temperature, "of the draws; 0: always the likeliest token")
@@ -123,8 +123,8 @@ CLI::App* add_generate_command(CLI::App& program, GenerateOptions& options) {
       ->capture_default_str();
   app->add_option("--stop", options.stop, "end behind this text; may be given several times")
       ->type_name("TEXT")
-      ->expected(1)
-      ->take_all();
+      ->take_all()
+      ->allow_extra_args(false);
   app->add_option("--seed", options.seed, "of the draws")->capture_default_str();
   app->add_option("--max-batch", options.max_batch,
                   "prompts that a rank works on at once, which bounds the memory of keys and values")
