@@ -175,6 +175,10 @@ void WordPattern::split(std::string_view text, Budget& budget,
   if (done < text.size()) visit(text.substr(done));
 }
 
+bool WordPattern::begins(std::string_view text, Budget& budget) const {
+  return Matcher(code_->code, text, budget).end_of_match(0).has_value();
+}
+
 std::size_t utf8_prefix(std::string_view text) {
   std::size_t at = 0;
   while (at < text.size()) {

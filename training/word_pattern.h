@@ -35,6 +35,8 @@ class WordPattern {
   /// Calls `visit` with the words of a text in UTF-8, in order: each match, and the text between two matches.
   /// Together they are the text. Throws InvalidArgument when the steps are used up.
   void split(std::string_view text, Budget& budget, const std::function<void(std::string_view)>& visit) const;
+  /// True if a match begins at the first byte of a text in UTF-8. Throws as split() does.
+  bool begins(std::string_view text, Budget& budget) const;
 
  private:
   struct Code;

@@ -13,6 +13,7 @@
 #include "checkpoint/safetensors.h"
 #include "tests/tools/program_fixture.h"
 #include "tools/checkpoint/peft.h"
+#include "tools/checkpoint/peft_layers.h"
 #include "tranche/core/error.h"
 
 namespace tranche::tools {
@@ -316,6 +317,8 @@ TEST_F(LoraProgram, AnAdapterFolderHasTheLayersThatItNames) {
   refused(import("g", set({{"target_modules", "all-linear"}})), 4, "lacks adapters of layers");
   ok(import("h", set({{"target_modules", more}, {"exclude_modules", ".*attn\\.c_proj"}})));
   ok(import("i", set({{"target_modules", nullptr}})));
+  ok(import("l", set({{"target_modules", "^(transformer\\.h\\.\\d+\\.(attn\\.c_attn|mlp\\.c_fc)|lm_head)$"},
+                      {"exclude_modules", "^.*c_proj"}})));
   EXPECT_THAT(ok(import("j", set({{"target_modules", "\\w+"}}))),
               HasSubstr("were not compared with the adapters"));
   // The tensors of a layer are missing.
@@ -327,6 +330,25 @@ TEST_F(LoraProgram, AnAdapterFolderHasTheLayersThatItNames) {
   files_.write("k/adapter_model.safetensors", text);
   EXPECT_EQ(checkpoint_command({"import", lacking, "--base", folder("base"), "--to", folder("k-run")}).status,
             4);
+}
+
+TEST(PeftPatterns, MatchWholeNamesAsPythonDoes) {
+  const auto matches = [](const std::string& pattern, const std::string& module) {
+    const json config{{"target_modules", pattern}};
+    return NamedLayers(detail::JsonNode::read<ConfigurationError>(config.dump(), "c")).has(module, true);
+  };
+  const std::string q = "model.layers.3.self_attn.q_proj", head = "lm_head";
+  for (const char* pattern :
+       {"^model\\.layers\\.\\d+\\.self_attn\\.(q_proj|v_proj)$", "^(?!.*lm_head).*(q_proj|v_proj)",
+        "(^lm_head|^model.*q_proj)", "model.*|q_proj", ".*", "^.*$", "(?!lm_head).*", "^x|^m.*"}) {
+    EXPECT_TRUE(matches(pattern, q)) << pattern;
+  }
+  for (const char* pattern :
+       {"q_proj", "^q_proj$", "odel.*", "^model", "model|layers", "(?!model).*", "^lm_head|q_proj"})
+    EXPECT_FALSE(matches(pattern, q)) << pattern;
+  EXPECT_TRUE(matches("^.*|x", head));
+  EXPECT_TRUE(matches("[hj]", "h"));
+  EXPECT_FALSE(matches("[xy]", "h"));
 }
 
 TEST_F(LoraProgram, ACheckpointOfAdaptersHasTheLayersThatItNames) {

@@ -52,15 +52,10 @@ bool NamedLayers::has(const std::string& module, bool linear) const {
 bool NamedLayers::matches(const JsonNode& node, const std::string& module) {
   if (!node) return false;
   if (node.json().is_string()) {
-    // The mark occurs in no module's name. If the pattern matches it, the pattern accepts every name.
-    bool whole = false, first = true;
-    const std::string marked = "~" + module;
-    training::WordPattern::Budget budget = training::WordPattern::budget_for(marked.size());
-    training::WordPattern("~(?=(?:" + node.text() + ")$)").split(marked, budget, [&](std::string_view part) {
-      if (first) whole = part == "~";
-      first = false;
-    });
-    return whole;
+    // Python's re.fullmatch, as PEFT does. The character behind it is there because a pattern here must not
+    // match the empty text.
+    training::WordPattern::Budget budget = training::WordPattern::budget_for(module.size());
+    return training::WordPattern("(?=(?:" + node.text() + ")$).").begins(module, budget);
   }
   const std::vector<std::string> names = node.texts();
   return std::any_of(names.begin(), names.end(),
