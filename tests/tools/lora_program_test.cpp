@@ -332,6 +332,80 @@ TEST_F(LoraProgram, AnAdapterFolderHasTheLayersThatItNames) {
             4);
 }
 
+TEST_F(LoraProgram, AnotherBaseThanTheAdaptersNameIsSaid) {
+  // Two models of equal shapes, each imported from a folder of its own.
+  for (const std::string name : {"a", "b"}) {
+    const std::string seed = name == "a" ? "3" : "4";
+    ok(train({"--steps", "1", "--dtype", "fp32", "--seed", seed, "--checkpoint-dir", folder(name + "-run")}));
+    ok(checkpoint_command({"export", folder(name + "-run"), "--to", folder(name)}));
+    ok(checkpoint_command({"import", folder(name), "--to", folder(name + "-base")}));
+  }
+  const auto named = [&](const std::string& to, const json& base) {
+    return peft_folder(to, [&](json& config) { config["base_model_name_or_path"] = base; });
+  };
+  const auto import = [&](const std::string& from, const std::string& base) {
+    std::filesystem::remove_all(folder("x"));
+    return ok(checkpoint_command({"import", from, "--base", folder(base), "--to", folder("x")}));
+  };
+  std::string said;
+  const auto exported = [&] {
+    std::filesystem::remove_all(folder("y"));
+    said = ok(checkpoint_command({"export", folder("x"), "--to", folder("y"), "--peft"}));
+    return json::parse(read_file(folder("y") + "/adapter_config.json"))["base_model_name_or_path"];
+  };
+  const std::string of_a = named("of-a", folder("a"));
+  EXPECT_THAT(import(of_a, "b-base"),
+              HasSubstr("note: adapter_config.json of " + of_a + " names " + folder("a") +
+                        " as the base, but --base was imported from " + folder("b") + "\n"));
+  EXPECT_EQ(exported(), folder("b"));
+  EXPECT_THAT(said, HasSubstr("note: the imported adapters named " + folder("a") +
+                              " as the base, but the base was "
+                              "imported from " +
+                              folder("b") + ": adapter_config.json names \"" + folder("b") + "\"\n"));
+  // The same base, under its path, a longer spelling of it, or a name of a hub.
+  for (const std::string& name : {folder("a"), folder("a") + "/../a/", std::string("some-org/a")}) {
+    EXPECT_THAT(import(named("of-a" + std::to_string(name.size()), name), "a-base"),
+                Not(HasSubstr("as the base, but")));
+    EXPECT_EQ(exported(), name);
+    EXPECT_THAT(said, Not(HasSubstr("as the base, but")));
+  }
+  const std::string hub = "models--some-org--m/snapshots/12";
+  std::filesystem::create_directories(folder("models--some-org--m/snapshots"));
+  std::filesystem::copy(folder("a"), folder(hub));
+  ok(checkpoint_command({"import", folder(hub), "--to", folder("hub-base")}));
+  EXPECT_THAT(import(named("of-m", "some-org/m"), "hub-base"), Not(HasSubstr("as the base, but")));
+  const std::string of_n = named("of-n", "some-org/n");
+  EXPECT_THAT(import(of_n, "hub-base"),
+              HasSubstr("names some-org/n as the base, but --base was imported from"));
+  EXPECT_EQ(exported(), "some-org/n") << "it may be the same model";
+  EXPECT_THAT(
+      said,
+      HasSubstr("note: the imported adapters named some-org/n as the base, but the base was imported from " +
+                folder(hub) + ": adapter_config.json names \"some-org/n\"\n"));
+  // A base of unknown origin, and no name.
+  EXPECT_THAT(import(of_n, "base"), Not(HasSubstr("as the base, but")));
+  EXPECT_THAT(import(named("of-none", nullptr), "b-base"), Not(HasSubstr("as the base, but")));
+  EXPECT_EQ(exported(), folder("b"));
+  // Other shapes: the error asks for the base, and names both where it knows them.
+  const auto wrong = [&](const std::string& from, const std::string& base) {
+    json config = json::parse(read_file(from + "/adapter_config.json"));
+    config["r"] = 4;
+    files_.write("wrong/adapter_config.json", config.dump());
+    std::filesystem::copy_file(from + "/adapter_model.safetensors", folder("wrong/adapter_model.safetensors"),
+                               std::filesystem::copy_options::overwrite_existing);
+    const ProgramResult result =
+        checkpoint_command({"import", folder("wrong"), "--base", folder(base), "--to", folder("z")});
+    EXPECT_EQ(result.status, 4);
+    return result.errors;
+  };
+  std::filesystem::create_directory(folder("wrong"));
+  EXPECT_THAT(wrong(of_a, "a-base"), AllOf(HasSubstr("other shapes in it than in the model"),
+                                           HasSubstr("; give --base the model that they were trained beside"),
+                                           Not(HasSubstr("as the base, but"))));
+  EXPECT_THAT(wrong(of_a, "b-base"),
+              HasSubstr("names " + folder("a") + " as the base, but --base was imported"));
+}
+
 TEST(PeftPatterns, MatchWholeNamesAsPythonDoes) {
   const auto matches = [](const std::string& pattern, const std::string& module) {
     const json config{{"target_modules", pattern}};

@@ -241,7 +241,19 @@ int import_peft(const CheckpointOptions& options, const Output& output) {
   if (base.manifest().base) {
     throw CheckpointError(base.folder() + " holds adapters alone; give --base a whole model");
   }
-  const PeftAdapters source(files, options.path, *identity.model, base);
+  std::vector<std::string> beside;
+  checkpoint::Companions own = read_model_files(files, options.path, beside);
+  checkpoint::Companions of_base = checkpoint::read_companions(files, base.folder(), base.manifest());
+  const auto other = [&] { return other_base(own, of_base, options.path); };
+  const PeftAdapters source = [&] {
+    try {
+      return PeftAdapters(files, options.path, *identity.model, base);
+    } catch (const CheckpointError& problem) {
+      const std::string text = other();
+      throw CheckpointError(problem.message() + (text.empty() ? "" : "; " + text));
+    }
+  }();
+  if (std::string text = other(); !text.empty()) notes.push_back(std::move(text));
   require_empty(files, options.to);
   checkpoint::Manifest manifest;
   Config config;
@@ -254,11 +266,8 @@ int import_peft(const CheckpointOptions& options, const Output& output) {
   manifest.base = checkpoint::BaseRecord{
       std::filesystem::absolute(base.folder()).lexically_normal().string(), "fp32",
       detail::to_text(detail::AdapterBase(plain, base).digest(DataType::float32)), std::nullopt};
-  std::vector<std::string> beside;
-  checkpoint::Companions own = read_model_files(files, options.path, beside);
   const checkpoint::Companions companions =
-      companions_beside(checkpoint::read_companions(files, base.folder(), base.manifest()), std::move(own),
-                        options.path, beside);
+      companions_beside(std::move(of_base), std::move(own), options.path, beside);
   const ModelSpec spec = spec_with_adapters(*identity.model, manifest);
   manifest.layout = layout_of(spec, [](const std::string&) { return true; });
   const auto [path, summary] = write_checkpoint(

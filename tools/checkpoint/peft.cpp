@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -28,6 +29,7 @@ namespace {
 
 constexpr std::string_view prefix = "base_model.model.", weight = ".weight", a_end = ".lora_A.weight",
                            b_end = ".lora_B.weight", base_layer = ".base_layer";
+constexpr const char* base_key = "base_model_name_or_path";
 
 /// Keys that do not change the numbers of adapters that are already trained.
 constexpr std::array<std::string_view, 14> without_effect{
@@ -93,6 +95,35 @@ std::vector<std::string> targets_of(const models::LanguageModel& model, const Lo
   return {ends.begin(), ends.end()};
 }
 
+nlohmann::ordered_json companion_json(const checkpoint::Companions& companions, std::string_view name) {
+  const checkpoint::Companion* found = checkpoint::find_companion(companions, name);
+  return detail::parse_json(found == nullptr ? "{}" : found->bytes);
+}
+
+/// The text under a key; empty where there is none.
+std::string text_in(const nlohmann::ordered_json& json, const char* key) {
+  const auto at = json.is_object() ? json.find(key) : json.end();
+  return at != json.end() && at->is_string() ? at->get<std::string>() : std::string();
+}
+
+/// True if a name of a base, which is a path or a hub's "organisation/model", is that of a folder.
+bool names_folder(const std::string& name, const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  if (fs::equivalent(name, folder, ignored)) return true;
+  const auto parts = [](const fs::path& path) {
+    const fs::path normal = (path / "").lexically_normal();
+    std::vector<std::string> list(normal.begin(), normal.end());
+    if (!list.empty() && list.back().empty()) list.pop_back();
+    return list;
+  };
+  const std::vector<std::string> named = parts(name), there = parts(folder);
+  if (fs::path(name).is_absolute() || named.empty() || there.empty()) return named == there;
+  return named.back() == there.back() ||
+         std::find(there.begin(), there.end(), fmt::format("models--{}", fmt::join(named, "--"))) !=
+             there.end();
+}
+
 bool has_in_out(const ModelSpec& spec) {
   for (const UnitSpec& unit : spec.units()) {
     for (const LowRankAdapter& adapter : unit.adapters) {
@@ -123,18 +154,25 @@ std::vector<checkpoint::ExportTensor> peft_tensors(checkpoint::Reader& reader) {
 
 std::string peft_config(const models::LanguageModel& model, const LoraConfig& lora,
                         const checkpoint::Companions& companions, std::vector<std::string>& notes) {
-  const auto json_of = [&](std::string_view name) {
-    const checkpoint::Companion* found = checkpoint::find_companion(companions, name);
-    return detail::parse_json(found == nullptr ? "{}" : found->bytes);
-  };
   nlohmann::ordered_json base = nullptr;
-  if (const auto origin = json_of(origin_name); origin.contains("folder") && origin["folder"].is_string())
-    base = origin["folder"];
-  if (auto imported = json_of(peft_config_name); imported.is_object() && !imported.empty()) {
+  if (const std::string folder = text_in(companion_json(companions, origin_name), "folder"); !folder.empty())
+    base = folder;
+  if (auto imported = companion_json(companions, peft_config_name);
+      imported.is_object() && !imported.empty()) {
     imported["lora_dropout"] = lora.dropout;
     imported["inference_mode"] = true;
-    nlohmann::ordered_json& named = imported["base_model_name_or_path"];
-    if (named.is_null()) named = base;
+    nlohmann::ordered_json& named = imported[base_key];
+    if (named.is_null()) {
+      named = base;
+    } else if (!other_base(companions, companions, "").empty()) {
+      // A name of a hub may be that of the folder's model all the same.
+      const std::string name = text_in(imported, base_key);
+      if (std::filesystem::path(name).is_absolute()) named = base;
+      notes.push_back(
+          fmt::format("the imported adapters named {} as the base, but the base was imported from {}: "
+                      "{} names {}",
+                      name, base.get<std::string>(), peft_config_name, named.dump()));
+    }
     return imported.dump(2) + "\n";
   }
   if (base.is_null()) {
@@ -161,6 +199,15 @@ std::string peft_config(const models::LanguageModel& model, const LoraConfig& lo
                                     {"alpha_pattern", nlohmann::json::object()},
                                     {"inference_mode", true}};
   return json.dump(2) + "\n";
+}
+
+std::string other_base(const checkpoint::Companions& own, const checkpoint::Companions& base,
+                       const std::string& folder) {
+  const std::string name = text_in(companion_json(own, peft_config_name), base_key),
+                    origin = text_in(companion_json(base, origin_name), "folder");
+  if (name.empty() || origin.empty() || names_folder(name, origin)) return {};
+  return fmt::format("{} of {} names {} as the base, but --base was imported from {}", peft_config_name,
+                     folder, name, origin);
 }
 
 LoraConfig lora_from_peft(std::string_view text, std::string_view file) {
@@ -278,7 +325,12 @@ PeftAdapters::PeftAdapters(detail::FileSystem& files, const std::string& path,
   } catch (const ConfigurationError& problem) {
     throw CheckpointError(fmt::format("{}: {}", path_, problem.message()));
   }
-  require_tensors(spec, "its " + std::string(peft_config_name) + " on " + base.folder(), found, path_);
+  const TensorDifferences differences = compare_tensors(spec, found);
+  if (!differences.any()) return;
+  throw CheckpointError(
+      fmt::format("{} does not hold the adapters of its {} on {}{}; give --base the model that they were "
+                  "trained beside",
+                  path_, peft_config_name, base.folder(), differences.to_string()));
 }
 
 void PeftAdapters::require_named(const JsonNode& config, const std::set<std::string>& layers,

@@ -24,10 +24,16 @@ bool is_peft(detail::FileSystem& files, const std::string& path);
 /// The adapters of a checkpoint under PEFT's names. `reader` must outlive the returned tensors.
 std::vector<checkpoint::ExportTensor> peft_tensors(checkpoint::Reader& reader);
 /// The text of adapter_config.json. If the companions come from imported adapters it is theirs, with the
-/// dropout of `lora`; otherwise it names the folder from which the base was imported, and `notes` get a line
-/// if that is unknown.
+/// dropout of `lora`; the folder from which the base was imported takes the place of no base, and of a path
+/// to another one. Otherwise it names that folder. `notes` get a line if no base is known, or two are.
 std::string peft_config(const models::LanguageModel& model, const LoraConfig& lora,
                         const checkpoint::Companions& companions, std::vector<std::string>& notes);
+
+/// A text if the `base_model_name_or_path` of the adapters in `folder` names another model than the one that
+/// the base with these companions was imported from; empty if it is the same, or one of the two is unknown.
+/// A name of a hub is the same if the folder is that of its download, or has its last part as a name.
+std::string other_base(const checkpoint::Companions& own, const checkpoint::Companions& base,
+                       const std::string& folder);
 
 /// The `tranche.lora` for an adapter_config.json; `file` is named in errors. Targets are copied unchanged.
 /// Throws ConfigurationError naming the key of any unsupported setting that would change numbers: methods
