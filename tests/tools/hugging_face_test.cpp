@@ -360,6 +360,78 @@ TEST_F(HuggingFace, ImportNamesBothSidesOfWhatDoesNotFit) {
   EXPECT_THAT(refused(made), HasSubstr("tensor wpe.bias"));
 }
 
+TEST_F(HuggingFace, AnotherPrefixOfTheNamesHasARenameForAdvice) {
+  const std::string config = folder_.write(
+      "llama.json",
+      R"({"model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+          "num_attention_heads": 4, "max_position_embeddings": 32, "vocab_size": 256, "rms_norm_eps": 1e-6})");
+  ASSERT_EQ(test::run(test::tiny_train(folder_, {"--model", config, "--steps", "1", "--checkpoint-dir",
+                                                 folder_.path("made")}))
+                .status,
+            0);
+  ASSERT_EQ(checkpoint_command({"export", folder_.path("made"), "--to", folder_.path("good")}).status, 0);
+  const std::string whole = test::read_file(folder_.path("good/model.safetensors"));
+  const auto with_names = [&](const std::function<std::string(const std::string&)>& rename) {
+    std::uint64_t length = 0;
+    std::memcpy(&length, whole.data(), 8);
+    ordered_json header = ordered_json::object();
+    const ordered_json old = ordered_json::parse(whole.substr(8, length));
+    for (const auto& [name, entry] : old.items())
+      header[name == "__metadata__" ? name : rename(name)] = entry;
+    const std::string text = header.dump();
+    const std::uint64_t bytes = text.size();
+    std::filesystem::create_directories(folder_.path("hf"));
+    std::filesystem::copy_file(folder_.path("good/config.json"), folder_.path("hf/config.json"),
+                               std::filesystem::copy_options::overwrite_existing);
+    folder_.write("hf/model.safetensors",
+                  std::string(reinterpret_cast<const char*>(&bytes), 8) + text + whole.substr(8 + length));
+  };
+  const auto import = [&](std::vector<std::string> more) {
+    std::filesystem::remove_all(folder_.path("run"));
+    more.insert(more.begin(), {"import", folder_.path("hf"), "--to", folder_.path("run")});
+    return checkpoint_command(more);
+  };
+  const std::string there = "; with another prefix of their names all tensors of the model are there: add";
+  const auto advises = [&](const std::vector<std::string>& rules) {
+    std::string advice = there;
+    std::vector<std::string> flags;
+    for (const std::string& rule : rules) {
+      advice += " --rename '" + rule + "'";
+      flags.insert(flags.end(), {"--rename", rule});
+    }
+    const ProgramResult refused = import({});
+    EXPECT_EQ(refused.status, 4);
+    EXPECT_THAT(refused.errors, AllOf(HasSubstr(advice), Not(HasSubstr("--partial"))));
+    const ProgramResult taken = import(flags);
+    EXPECT_EQ(taken.status, 0) << taken.errors;
+    ASSERT_EQ(checkpoint_command({"export", folder_.path("run"), "--to", folder_.path("back")}).status, 0);
+    EXPECT_EQ(test::read_file(folder_.path("back/model.safetensors")), whole);
+    std::filesystem::remove_all(folder_.path("back"));
+  };
+  const auto without = [](const std::string& name) {
+    return name.starts_with("model.") ? name.substr(6) : name;
+  };
+  with_names(without);  // LlamaModel and a head beside it
+  advises({"lm_head.weight=lm_head.weight", "*=model.*"});
+  EXPECT_THAT(import({"--partial"}).out,
+              HasSubstr("with another prefix of their names all tensors of the model are there: add --rename "
+                        "'lm_head.weight=lm_head.weight' --rename '*=model.*'\n"));
+  with_names([](const std::string& name) { return "module." + name; });
+  advises({"module.*=*"});
+  EXPECT_THAT(import({"--partial"}).errors, HasSubstr(there + " --rename 'module.*=*'"));
+  with_names([](const std::string& name) { return "module._orig_mod." + name; });
+  advises({"module._orig_mod.*=*"});
+  with_names([&](const std::string& name) { return "transformer." + without(name); });
+  EXPECT_THAT(import({}).errors, HasSubstr("--partial takes the tensors that both have")) << "no one prefix";
+  EXPECT_THAT(import({"--rename", "transformer.lm_head.*=lm_head.*"}).errors,
+              HasSubstr(there + " --rename 'transformer.*=model.*'"));
+  // Some tensors have names that the model does not know.
+  with_names([](const std::string& name) {
+    return name.find("layers.1.") == std::string::npos ? "module." + name : "module." + name + "*";
+  });
+  EXPECT_THAT(import({}).errors, HasSubstr("--partial takes the tensors that both have"));
+}
+
 TEST_F(HuggingFace, APartialImportTakesWhatBothHaveAndListsTheRest) {
   HandMade made = tiny_tensors("");
   std::erase_if(made.tensors, [](const auto& tensor) {

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
+#include <unordered_set>
 #include <vector>
 
 #include "checkpoint/renames.h"
@@ -17,6 +19,73 @@ using checkpoint::SafeTensor;
 namespace {
 
 constexpr std::string_view file_suffix = ".safetensors";
+
+using Rules = std::vector<std::pair<std::string, std::string>>;
+
+/// The beginnings of a name that end with a dot, the empty one first: "", "model.", "model.layers.".
+std::vector<std::string> prefixes_of(const std::string& name) {
+  constexpr std::size_t most = 4;
+  std::vector<std::string> prefixes{""};
+  for (std::size_t dot = name.find('.'); dot != std::string::npos && prefixes.size() < most;
+       dot = name.find('.', dot + 1))
+    prefixes.push_back(name.substr(0, dot + 1));
+  return prefixes;
+}
+
+/// The tensors under the names that the rules give them; nullopt if two get the same one.
+std::optional<std::vector<NamedShape>> renamed(const std::vector<SafeTensor>& tensors, const Rules& rules,
+                                               const models::LanguageModel& model, const std::string& path) {
+  checkpoint::Renames renames(rules);
+  std::unordered_set<std::string> names;
+  std::vector<NamedShape> found;
+  for (const SafeTensor& tensor : tensors) {
+    const std::string name = model.tensor_of(renames.apply(tensor.name));
+    if (name.empty()) continue;
+    if (!names.insert(name).second) return std::nullopt;
+    found.push_back({name, shape_of(tensor, path)});
+  }
+  return found;
+}
+
+/// The --rename that gives the folder every tensor of the model by another prefix of its names; empty if
+/// there is none. `extra` and `missing` are a name that only the folder has, as it is stored, and one that
+/// only the model has. Tensors that fit already keep their names by rules of their own.
+std::string prefix_advice(const std::vector<SafeTensor>& tensors, const TensorsTaken& taken,
+                          const models::LanguageModel& model, const std::string& path,
+                          const std::string& extra, const std::string& missing) {
+  constexpr std::size_t most_kept = 4;
+  if (extra.find('*') != std::string::npos) return {};  // the rule would read it as its own
+  const ModelSpec spec = model.spec(model.shape().positions);
+  std::unordered_set<std::string> wanted;
+  for (const UnitSpec& unit : spec.units()) {
+    for (const TensorSpec& tensor : unit.tensors) {
+      wanted.insert(tensor.name);
+      wanted.insert(tensor.aliases.begin(), tensor.aliases.end());
+    }
+  }
+  for (const std::string& from : prefixes_of(extra)) {
+    for (const std::string& to : prefixes_of(missing)) {
+      if (from == to) continue;
+      Rules added;
+      for (const SafeTensor& tensor : tensors) {
+        if (tensor.name.starts_with(from) && wanted.contains(model.tensor_of(tensor.name)))
+          added.emplace_back(tensor.name, tensor.name);
+      }
+      if (added.size() > most_kept) continue;
+      added.emplace_back(from + "*", to + "*");
+      Rules rules = taken.renames;
+      rules.insert(rules.end(), added.begin(), added.end());
+      const auto found = renamed(tensors, rules, model, path);
+      if (!found) continue;
+      const TensorDifferences differences = compare_tensors(spec, *found);
+      if (!differences.missing.empty() || !differences.shapes.empty()) continue;
+      std::string text = "with another prefix of their names all tensors of the model are there: add";
+      for (const auto& [name, renamed] : added) text += fmt::format(" --rename '{}={}'", name, renamed);
+      return text + (differences.extra.empty() || taken.partial ? "" : " --partial");
+    }
+  }
+  return {};
+}
 
 }  // namespace
 
@@ -85,16 +154,24 @@ void HuggingFaceModel::take_tensors(const std::string& origin, const TensorsTake
   }
   renames.require_used(path_, stored_names);
   const TensorDifferences differences = compare_tensors(*model_, origin, found, path_);
+  std::string advice;
+  if (!differences.missing.empty() && !differences.extra.empty()) {
+    advice = prefix_advice(folder_.tensors(), taken, *model_, path_,
+                           tensors_.at(differences.extra.front())->name, differences.missing.front());
+  }
   if (!differences.shapes.empty() || (!taken.partial && differences.any())) {
-    throw CheckpointError(
-        fmt::format("{} does not hold the model of {}{}; {}", path_, origin, differences.to_string(),
-                    taken.partial ? "one of another shape is left out by --rename NAME=unused.NAME"
-                                  : "tranche checkpoint import --partial takes the tensors that both have"));
+    if (advice.empty()) {
+      advice = taken.partial ? "one of another shape is left out by --rename NAME=unused.NAME"
+                             : "tranche checkpoint import --partial takes the tensors that both have";
+    }
+    throw CheckpointError(fmt::format("{} does not hold the model of {}{}; {}", path_, origin,
+                                      differences.to_string(), advice));
   }
   if (differences.extra.size() == found.size()) {
-    throw CheckpointError(
-        fmt::format("{} holds no tensor of the model of {}{}", path_, origin, differences.to_string()));
+    throw CheckpointError(fmt::format("{} holds no tensor of the model of {}{}{}", path_, origin,
+                                      differences.to_string(), advice.empty() ? "" : "; " + advice));
   }
+  if (!advice.empty()) differences_.push_back(advice);
   for (const std::string& name : differences.missing) {
     differences_.push_back(fmt::format("tensor {} is not in {}", name, path_));
   }
