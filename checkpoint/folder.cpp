@@ -10,6 +10,7 @@
 
 #include "checkpoint/digest.h"
 #include "checkpoint/hdf5_image.h"
+#include "checkpoint/other_programs.h"
 #include "core/json.h"
 #include "tranche/version.h"
 
@@ -110,39 +111,6 @@ std::string doubt_of(const Manifest& manifest) {
   if (skipped == 0) return "they gave a loss that is not finite";
   return skipped == 1 ? "the last step before it was skipped"
                       : fmt::format("the last {} steps before it were skipped", skipped);
-}
-
-/// A text about a folder without checkpoints that is another program's; empty where nothing tells one.
-std::string other_program_in(FileSystem& files, const std::string& folder) {
-  const std::string model = fmt::format(
-      "a model of Hugging Face's transformers: import it first, with 'tranche checkpoint import {} --to "
-      "RUN', and "
-      "give RUN here",
-      folder);
-  const std::string adapters = fmt::format(
-      "adapters of PEFT's: import them first, with 'tranche checkpoint import {} --base BASE --to RUN', and "
-      "give "
-      "RUN here",
-      folder);
-  const std::string rewrite =
-      ": write its weights as safetensors beside a config.json, as save_pretrained() of transformers does, "
-      "and "
-      "import that folder with tranche checkpoint import";
-  const std::pair<const char*, std::string> known[] = {
-      {"model.safetensors", model},
-      {"model.safetensors.index.json", model},
-      {"adapter_config.json", adapters},
-      {"zero_to_fp32.py", "a checkpoint of DeepSpeed's" + rewrite},
-      {"mp_rank_00_model_states.pt", "a checkpoint of DeepSpeed's" + rewrite},
-      {"zero_pp_rank_0_mp_rank_00_model_states.pt", "a checkpoint of DeepSpeed's" + rewrite},
-      {"latest_checkpointed_iteration.txt", "a checkpoint of Megatron's" + rewrite},
-      {".metadata", "a checkpoint of torch.distributed" + rewrite},
-      {"pytorch_model.bin", "a model in PyTorch's format" + rewrite},
-      {"pytorch_model.bin.index.json", "a model in PyTorch's format" + rewrite}};
-  for (const auto& [name, what] : known) {
-    if (files.exists(join_path(folder, name))) return fmt::format("; it holds {}, {}", name, what);
-  }
-  return "";
 }
 
 }  // namespace
@@ -250,7 +218,9 @@ Listed newest_checkpoint(FileSystem& files, const std::string& parent, std::vect
   try {
     const std::string name = files.exists(path) ? parse_latest(files.read_file(path, small_file_bytes)) : "";
     if (name.empty() && files.exists(path)) {
-      notes.push_back(path + " is damaged; it is not needed: the folders themselves are looked at");
+      // DeepSpeed writes a file of this name too.
+      if (other_program_in(files, parent).empty())
+        notes.push_back(path + " is damaged; it is not needed: the folders themselves are looked at");
     } else if (!name.empty() && !found.empty() && name != step_name(found.front().step) && except.empty()) {
       notes.push_back(fmt::format("{} names {}, but the newest complete checkpoint is {}", path, name,
                                   step_name(found.front().step)));

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "checkpoint/convert.h"
+#include "checkpoint/other_programs.h"
 #include "checkpoint/safetensors.h"
 #include "core/json_node.h"
 #include "core/text_file.h"
@@ -103,38 +104,26 @@ void check_cover(std::vector<SafeTensor> tensors, std::int64_t bytes, const std:
   }
 }
 
-/// The advice on a folder that has weights under other names; empty where there are none.
-std::string advice_on(const std::vector<detail::DirectoryEntry>& entries) {
-  for (const detail::DirectoryEntry& entry : entries) {
-    if (entry.name.ends_with(".safetensors"))
-      return fmt::format(
-          "; {} is there, without the index that names files of other names: fetch the index, "
-          "or name a file that is whole by itself",
-          entry.name);
-  }
-  for (const detail::DirectoryEntry& entry : entries) {
-    for (const char* suffix : {".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"}) {
-      if (entry.name.ends_with(suffix))
-        return fmt::format(
-            "; {} is in another format: open the model with transformers, whose "
-            "save_pretrained() writes safetensors",
-            entry.name);
-    }
-  }
-  return "";
-}
-
 }  // namespace
 
 SafetensorsFolder::SafetensorsFolder(detail::FileSystem& files, std::string path)
     : files_(files), folder_(std::move(path)) {
   with_reason("cannot import " + folder_, [&] {
     const auto status = files_.status(folder_);
-    if (!status) throw CheckpointError("there is nothing of this name, and nothing is downloaded");
+    if (!status) {
+      throw CheckpointError("there is nothing of this name, and nothing is downloaded" +
+                            advice_on_import(files_, folder_));
+    }
     if (!status->is_directory) {
       const std::string file = folder_;
       folder_ = detail::parent_path(file);
-      open_file(file, file);
+      try {
+        open_file(file, file);
+      } catch (const CheckpointError&) {
+        const std::string advice = advice_on_import(files_, file);
+        if (advice.empty()) throw;
+        throw CheckpointError("it is no safetensors file" + advice);
+      }
       return;
     }
     const std::string index = join_path(folder_, "model.safetensors.index.json");
@@ -145,7 +134,7 @@ SafetensorsFolder::SafetensorsFolder(detail::FileSystem& files, std::string path
       open_index(index);
     } else {
       throw CheckpointError("it holds neither model.safetensors nor model.safetensors.index.json" +
-                            advice_on(files_.list(folder_)));
+                            advice_on_import(files_, folder_));
     }
   });
 }
