@@ -173,6 +173,19 @@ Manifest open_manifest(FileSystem& files, const std::string& folder) {
   return manifest;
 }
 
+std::string enclosing_checkpoint(FileSystem& files, const std::string& folder) {
+  std::error_code ignored;
+  std::filesystem::path path = std::filesystem::absolute(folder, ignored).lexically_normal();
+  for (; path.has_relative_path(); path = path.parent_path()) {
+    const std::string name = path.string();
+    if (files.exists(join_path(name, std::string(manifest_name))) &&
+        files.exists(join_path(name, std::string(master_name)))) {
+      return name;
+    }
+  }
+  return {};
+}
+
 std::vector<Listed> list_checkpoints(FileSystem& files, const std::string& parent) {
   std::vector<Listed> found;
   with_reason("cannot list checkpoints in " + parent, [&] {
