@@ -308,6 +308,19 @@ TEST_F(ProgramCheckpoints, ExportsAndImportsKeepOutOfCheckpoints) {
        "it holds checkpoints and model.safetensors too: give one of them");
 }
 
+TEST_F(ProgramCheckpoints, ALinkToACheckpointIsNamedAndARenamedOneHasItsOwnStep) {
+  report({"--checkpoint-dir", folder(), "--save-every", "2"});
+  const auto listed = [&] { return test::run({"checkpoint", "list", folder()}).out; };
+  std::filesystem::rename(folder() + "/step-00000002", folder() + "/step-00000007");
+  EXPECT_THAT(listed(), AllOf(HasSubstr("\n2  "), Not(HasSubstr("\n7  "))));
+  std::filesystem::remove_all(folder() + "/step-00000007");
+  std::filesystem::rename(folder() + "/step-00000003", folder("archive"));
+  std::filesystem::create_directory_symlink(folder("archive"), folder() + "/step-00000003");
+  const std::string link = folder() + "/step-00000003 is a link, which is not followed here";
+  EXPECT_THAT(listed(), HasSubstr(link));
+  refused(4, {"--checkpoint-dir", folder(), "--resume", "latest"}, {link});
+}
+
 TEST_F(ProgramCheckpoints, AResumeThatNamesNothingIsToldSo) {
   report({"--checkpoint-dir", folder()});
   refused(2, {"--checkpoint-dir", folder(), "--resume", "lastest"},
