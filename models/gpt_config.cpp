@@ -88,6 +88,7 @@ GptConfig GptConfig::from_json(std::string_view text, std::string_view file) {
   require_value(root["reorder_and_upcast_attn"], false, "scores are always fp32 here, and never reordered");
   require_value(root["add_cross_attention"], false, "there is no encoder to attend to");
   require_value(root["tie_word_embeddings"], true, "the head is the token embedding");
+  refuse_quantized(root);
 
   GptConfig config;
   config.layers = size_of_either(root, "n_layer", "num_hidden_layers", config.layers);

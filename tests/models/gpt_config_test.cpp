@@ -189,6 +189,8 @@ TEST(GptConfig, RefusesWhatIsNotGpt2NamingKeyAndFile) {
   EXPECT_THAT(with(R"("scale_attn_weights": false)"), HasSubstr("scale_attn_weights"));
   EXPECT_THAT(with(R"("add_cross_attention": true)"), HasSubstr("add_cross_attention"));
   EXPECT_THAT(with(R"("tie_word_embeddings": false)"), HasSubstr("tie_word_embeddings"));
+  EXPECT_THAT(with(R"("quantization_config": {"bits": 4})"),
+              HasSubstr("quantization_config is there: quantized weights cannot be trained here"));
 }
 
 TEST(GptConfig, RefusesImpossibleValuesNamingKeyAndFile) {
