@@ -77,7 +77,12 @@ std::vector<std::string> keys_within(std::string_view block) {
 std::string other_name_of_key(std::string_view block, std::string_view name) {
   // Other programs' names for keys of the same block.
   constexpr std::pair<std::string_view, std::string_view> synonyms[] = {{"learning_rate", "lr"},
-                                                                        {"epsilon", "eps"}};
+                                                                        {"epsilon", "eps"},
+                                                                        {"r", "rank"},
+                                                                        {"lora_alpha", "alpha"},
+                                                                        {"target_modules", "targets"},
+                                                                        {"lora_dropout", "dropout"},
+                                                                        {"use_rslora", "rslora"}};
   for (const auto& [other, ours] : synonyms) {
     const std::string path = fmt::format("{}.{}", block, ours);
     if (name == other && find_configuration_key(path) != nullptr) return path;

@@ -385,6 +385,19 @@ TEST(Config, OtherNamesAndPlacesOfKeysAreRefusedUnlessTheKeyItselfIsGiven) {
               Contains("unknown key 'weight_decay': ignored; there is 'optimizer.params.weight_decay'"));
 }
 
+TEST(Config, PeftsNamesOfKeysOfAdaptersAreToldOurs) {
+  const std::pair<const char*, const char*> names[] = {{"r", "rank"},
+                                                       {"lora_alpha", "alpha"},
+                                                       {"target_modules", "targets"},
+                                                       {"lora_dropout", "dropout"},
+                                                       {"use_rslora", "rslora"}};
+  for (const auto& [theirs, ours] : names) {
+    EXPECT_THAT(problems(fmt::format(R"({{"tranche": {{"lora": {{"rank": 8, "{}": 1}}}}}})", theirs)),
+                HasSubstr(fmt::format("unknown key 'tranche.lora.{}'; did you mean 'tranche.lora.{}'?",
+                                      theirs, ours)));
+  }
+}
+
 TEST(Config, UnknownKeysOfOverridesAreRefused) {
   const auto refused = [](const std::string& text) {
     try {
