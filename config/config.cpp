@@ -466,7 +466,7 @@ Reading read_config_text(std::string_view text, std::optional<int> ranks,
   expand_zero_optimization(document, notes);
   apply_overrides(document, overrides, reading.problems, notes);
   expand_zero_optimization(document, notes);  // an override may use the older form too
-  reading.values = check_keys(document, strict, reading.problems, ignored);
+  reading.values = check_keys(document, strict, reading.problems, ignored, overrides);
   reading.config = config_from(reading.values, reading.problems);
   Config& config = reading.config;
   config.ignored = std::move(ignored);

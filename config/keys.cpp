@@ -74,20 +74,36 @@ std::vector<std::string> keys_within(std::string_view block) {
   return names;
 }
 
-std::string suggest_key(std::string_view block, std::string_view name) {
+std::string other_name_of_key(std::string_view block, std::string_view name) {
   // Other programs' names for keys of the same block.
   constexpr std::pair<std::string_view, std::string_view> synonyms[] = {{"learning_rate", "lr"},
-                                                                        {"epsilon", "eps"}};
+                                                                        {"epsilon", "eps"},
+                                                                        {"r", "rank"},
+                                                                        {"lora_alpha", "alpha"},
+                                                                        {"target_modules", "targets"},
+                                                                        {"lora_dropout", "dropout"},
+                                                                        {"use_rslora", "rslora"}};
   for (const auto& [other, ours] : synonyms) {
     const std::string path = fmt::format("{}.{}", block, ours);
     if (name == other && find_configuration_key(path) != nullptr) return path;
   }
-  if (block.empty() && name == "learning_rate") return "optimizer.params.lr";
+  constexpr std::pair<std::string_view, std::string_view> at_the_top[] = {
+      {"learning_rate", "optimizer.params.lr"},
+      {"max_grad_norm", "gradient_clipping"},
+      {"global_batch_size", "train_batch_size"}};
+  for (const auto& [other, ours] : at_the_top) {
+    if (block.empty() && name == other) return std::string(ours);
+  }
   for (const ConfigKey& key : configuration_keys()) {  // the right name in the wrong block
     const std::size_t dot = key.path.rfind('.');
     const std::string_view last = dot == std::string_view::npos ? key.path : key.path.substr(dot + 1);
     if (last == name && key.key_class == KeyClass::honoured) return std::string(key.path);
   }
+  return {};
+}
+
+std::string suggest_key(std::string_view block, std::string_view name) {
+  if (std::string key = other_name_of_key(block, name); !key.empty()) return key;
   const std::string closest = closest_match(name, keys_within(block));
   if (closest.empty()) return {};
   return block.empty() ? closest : std::string(block) + "." + closest;

@@ -191,8 +191,11 @@ std::span<const ConfigKey> configuration_keys();
 const ConfigKey* find_configuration_key(std::string_view path);
 /// Names of the keys directly within a block ("" for the top level).
 std::vector<std::string> keys_within(std::string_view block);
-/// The suggestion for an unknown key: a similar key of the same block, or the path of a key with exactly this
+/// The path of the key that an unknown one means: another program's name for it, or the key with exactly this
 /// name elsewhere; empty if there is none.
+std::string other_name_of_key(std::string_view block, std::string_view name);
+/// The suggestion for an unknown key: other_name_of_key(), or a similar key of the same block; empty if there
+/// is none.
 std::string suggest_key(std::string_view block, std::string_view name);
 
 /// The key of the top level that an unknown key was probably meant to be: at most two edits away (short names

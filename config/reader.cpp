@@ -83,8 +83,9 @@ bool asks_for_nothing(const Json& value, const ConfigKey& key) {
 
 class Walker {
  public:
-  Walker(bool strict, Problems& problems, std::vector<IgnoredKey>& ignored)
-      : strict_(strict), problems_(problems), ignored_(ignored) {}
+  Walker(const Json& document, bool strict, const std::vector<std::string>& overrides, Problems& problems,
+         std::vector<IgnoredKey>& ignored)
+      : document_(document), strict_(strict), overrides_(overrides), problems_(problems), ignored_(ignored) {}
 
   void walk(const Json& block, const std::string& path) {
     for (const auto& [name, value] : block.items()) {
@@ -178,6 +179,21 @@ class Walker {
       problems_.add(fmt::format("'{}' is a key of a model's config.json, which --model takes", name));
       return true;
     }
+    if (name == "peft_type") {
+      problems_.add(
+          "'peft_type' is a key of PEFT's adapter_config.json: keys like tranche.lora.rank ask for adapters, "
+          "and tranche checkpoint import reads PEFT's folder");
+      return true;
+    }
+    if (name == "per_device_train_batch_size" ||
+        (name == "output_dir" && !document.contains("per_device_train_batch_size"))) {
+      problems_.add(fmt::format(
+          "'{}' is a key of transformers' TrainingArguments, which are no configuration: write their numbers "
+          "as train_micro_batch_size_per_gpu, gradient_accumulation_steps, optimizer.params.lr and "
+          "scheduler; --checkpoint-dir names the folder",
+          name));
+      return true;
+    }
     if (!value.is_object()) return false;
     for (const auto& [inner, ignored] : value.items()) {
       if (find_configuration_key(inner) == nullptr) continue;
@@ -190,22 +206,44 @@ class Walker {
     return false;
   }
 
-  void unknown(const std::string& block, const std::string& name, const std::string& path) {
-    std::string suggestion = suggest_key(block, name);
-    if (block.empty() && !strict_) {
-      const std::string meant = mistyped_key(name);
-      if (meant.empty()) {
-        const bool elsewhere = suggestion.find('.') != std::string::npos;
-        ignored_.push_back({path, elsewhere ? fmt::format("there is '{}'", suggestion) : "", true});
-        return;
-      }
-      suggestion = meant;
-    }
-    problems_.add(fmt::format("unknown key '{}'{}", path,
-                              suggestion.empty() ? "" : fmt::format("; did you mean '{}'?", suggestion)));
+  /// True if the file, or an override, gives the key of this path.
+  bool given(std::string path) const {
+    std::replace(path.begin(), path.end(), '.', '/');
+    return document_.contains(Json::json_pointer("/" + path));
   }
 
+  /// True if --set or a flag gives this key of the top level, or a key within it.
+  bool overridden(std::string_view name) const {
+    return std::any_of(overrides_.begin(), overrides_.end(), [&](const std::string& text) {
+      return text.substr(0, text.find_first_of(".=")) == name;
+    });
+  }
+
+  void unknown(const std::string& block, const std::string& name, const std::string& path) {
+    std::string suggestion = suggest_key(block, name);
+    std::string_view beside;
+    if (block.empty() && !strict_) {
+      const std::string meant = mistyped_key(name);
+      // A file may hold another program's keys. One that means a key of ours is refused unless that is given.
+      const std::string ours = other_name_of_key(block, name);
+      if (meant.empty() && !overridden(name) && (ours.empty() || given(ours))) {
+        ignored_.push_back({path, ours.empty() ? "" : fmt::format("there is '{}'", ours), true});
+        return;
+      }
+      if (!meant.empty()) {
+        suggestion = meant;
+      } else if (!ours.empty() && !overridden(name)) {
+        beside = " Where that is given too, this one is ignored";
+      }
+    }
+    problems_.add(fmt::format("unknown key '{}'{}{}", path,
+                              suggestion.empty() ? "" : fmt::format("; did you mean '{}'?", suggestion),
+                              beside));
+  }
+
+  const Json& document_;
   bool strict_;
+  const std::vector<std::string>& overrides_;
   Problems& problems_;
   std::vector<IgnoredKey>& ignored_;
   Values values_;
@@ -284,8 +322,9 @@ std::vector<std::string> Values::names_within(std::string_view block) const {
   return names;
 }
 
-Values check_keys(const Json& document, bool strict, Problems& problems, std::vector<IgnoredKey>& ignored) {
-  Walker walker(strict, problems, ignored);
+Values check_keys(const Json& document, bool strict, Problems& problems, std::vector<IgnoredKey>& ignored,
+                  const std::vector<std::string>& overrides) {
+  Walker walker(document, strict, overrides, problems, ignored);
   walker.walk(document, "");
   return walker.take();
 }

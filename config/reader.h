@@ -83,8 +83,10 @@ class Values {
 
 /// Checks a document against the table. Unknown keys, refused ones and wrong types are added to `problems`,
 /// keys without a meaning to `ignored`; the other values are returned. Unknown keys of the top level that do
-/// not resemble a known one are added to `ignored` too, unless `strict`.
-Values check_keys(const Json& document, bool strict, Problems& problems, std::vector<IgnoredKey>& ignored);
+/// not resemble a known one, or whose meaning a known one of the document has, are added to `ignored` too,
+/// unless `strict` or an override gives them.
+Values check_keys(const Json& document, bool strict, Problems& problems, std::vector<IgnoredKey>& ignored,
+                  const std::vector<std::string>& overrides = {});
 
 /// A configuration whose problems have not been thrown yet.
 struct Reading {

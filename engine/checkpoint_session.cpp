@@ -294,8 +294,8 @@ std::string CheckpointSession::advance() {
 void CheckpointSession::retain() {
   try {
     (void)folder_->retain(retention_);
-  } catch (const std::exception& error) {
-    warning_ += (warning_.empty() ? "" : "; ") + std::string(error.what());
+  } catch (const std::exception&) {
+    warning_ += (warning_.empty() ? "" : "; ") + message_of(std::current_exception());
   }
 }
 

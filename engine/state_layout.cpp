@@ -206,8 +206,8 @@ StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const
     std::string plain = unmatched.front();
     std::erase(plain, '*');
     const std::string closest = closest_match(plain, names);
-    throw ConfigurationError("pattern '" + unmatched.front() +
-                             "' in tranche.frozen or tranche.parameter_groups matches no tensor" +
+    throw ConfigurationError("pattern '" + unmatched.front() + "' in " + groups.keys_of(unmatched.front()) +
+                             " matches no tensor" +
                              (closest.empty() ? "; the first tensor is '" + names.front() + "'"
                                               : "; the closest match is '" + closest + "'"));
   }

@@ -16,6 +16,12 @@ void require_value(const detail::JsonNode& node, const nlohmann::ordered_json& w
                         wanted.dump()));
 }
 
+void refuse_quantized(const detail::JsonNode& root) {
+  const detail::JsonNode node = root["quantization_config"];
+  if (node)
+    node.fail("is there: quantized weights cannot be trained here; take the model's weights in bf16 or fp32");
+}
+
 float float_or(float otherwise, const detail::JsonNode& node) {
   constexpr double most = std::numeric_limits<float>::max();
   return static_cast<float>(node.number_or(otherwise, -most, most));

@@ -12,6 +12,9 @@ namespace tranche::models {
 void require_value(const detail::JsonNode& node, const nlohmann::ordered_json& wanted,
                    std::string_view because);
 
+/// Throws where `root` has quantization_config, as the config.json of quantized weights does.
+void refuse_quantized(const detail::JsonNode& root);
+
 /// A finite float; `otherwise` if the value is null or absent.
 float float_or(float otherwise, const detail::JsonNode& node);
 

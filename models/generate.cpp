@@ -143,7 +143,7 @@ class Generator {
       std::size_t longest = 0;
       for (const Tokens& prompt : prompts) longest = std::max(longest, prompt.size());
       // The last new token is not used as input.
-      const std::int64_t most = static_cast<std::int64_t>(longest) + options.tokens - 1;
+      const std::int64_t most = static_cast<std::int64_t>(longest) + std::min(options.tokens, context_) - 1;
       cache_.emplace(engine, model, rows_, std::min(context_, most));
     }
   }
@@ -296,7 +296,9 @@ class Generator {
   /// Returns the round's texts of all ranks, in the order of the prompts.
   std::vector<Generation> exchanged(std::int64_t first, std::int64_t end) const {
     // Each row has the number of new tokens, how the text ended, and the tokens.
-    const std::int64_t stride = 2 + options_.tokens;
+    std::int64_t longest = 0;
+    for (const Text& text : texts_) longest = std::max(longest, text.length() - text.length_of_prompt);
+    const std::int64_t stride = 2 + largest(ranks_, longest);
     Tokens mine(static_cast<std::size_t>(rows_ * stride));
     for (const Text& text : texts_) {
       const auto at = mine.begin() + text.row * stride;

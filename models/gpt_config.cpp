@@ -49,6 +49,16 @@ std::vector<Preset> presets() {
           {"gpt-mini", byte_model(6, 6, 192, 256)}, {"gpt-nano", byte_model(2, 2, 32, 64)}};
 }
 
+/// A size under GPT-2's name of its key, or under the name that transformers takes for it too.
+std::int64_t size_of_either(const JsonNode& root, const char* key, const char* other,
+                            std::int64_t otherwise) {
+  const JsonNode first = root[key], second = root[other];
+  const std::int64_t size = first.integer_or(second.integer_or(otherwise));
+  if (first && second && second.integer() != size)
+    second.fail(fmt::format("is {}, but {}, another name of it, {}; keep one", second.integer(), key, size));
+  return size;
+}
+
 }  // namespace
 
 std::vector<std::string> GptConfig::preset_names() {
@@ -78,14 +88,16 @@ GptConfig GptConfig::from_json(std::string_view text, std::string_view file) {
   require_value(root["reorder_and_upcast_attn"], false, "scores are always fp32 here, and never reordered");
   require_value(root["add_cross_attention"], false, "there is no encoder to attend to");
   require_value(root["tie_word_embeddings"], true, "the head is the token embedding");
+  refuse_quantized(root);
 
   GptConfig config;
-  config.layers = root["n_layer"].integer_or(config.layers);
-  config.heads = root["n_head"].integer_or(config.heads);
-  config.width = root["n_embd"].integer_or(config.width);
+  config.layers = size_of_either(root, "n_layer", "num_hidden_layers", config.layers);
+  config.heads = size_of_either(root, "n_head", "num_attention_heads", config.heads);
+  config.width = size_of_either(root, "n_embd", "hidden_size", config.width);
   config.vocabulary = root["vocab_size"].integer_or(config.vocabulary);
   // Older files use n_ctx; if both exist, n_positions is the size of the table.
-  config.positions = root["n_positions"].integer_or(root["n_ctx"].integer_or(config.positions));
+  config.positions = size_of_either(root, "n_positions", "max_position_embeddings",
+                                    root["n_ctx"].integer_or(config.positions));
   config.inner = root["n_inner"].integer_or(0, 1);
   if (config.inner % 4 == 0 && config.inner / 4 == config.width) config.inner = 0;
   config.embedding_dropout = float_or(config.embedding_dropout, root["embd_pdrop"]);

@@ -100,10 +100,7 @@ void require_no_others(const JsonNode& root) {
                       detail::brief_json(root[key].json())));
     }
   }
-  if (root["quantization_config"]) {
-    root["quantization_config"].fail(
-        "is there: quantized weights cannot be trained here; take the model's weights in bf16 or fp32");
-  }
+  refuse_quantized(root);
 }
 
 RopeScaling read_scaling(const JsonNode& block) {

@@ -98,4 +98,15 @@ std::vector<std::string> ParameterGroups::unmatched(const std::vector<std::strin
   return missing;
 }
 
+std::string ParameterGroups::keys_of(std::string_view pattern) const {
+  const auto rule =
+      std::find_if(rules_.begin(), rules_.end(), [&](const auto& each) { return each.pattern == pattern; });
+  if (rule == rules_.end()) return "tranche.frozen";
+  const std::string groups = "tranche.parameter_groups";
+  const bool decay_alone = rule->decay && !(rule->learning_rate_factor || rule->learning_rate ||
+                                            rule->weight_decay || rule->betas || rule->epsilon);
+  if (!decay_alone) return groups;
+  return (*rule->decay ? "tranche.decay or " : "tranche.no_decay or ") + groups;
+}
+
 }  // namespace tranche

@@ -1,6 +1,7 @@
 #include "tools/flag_values.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -49,6 +50,18 @@ void refuse_home_sign(const CLI::App& command) {
           name, path, name, path, path));
     }
   }
+}
+
+DataType dtype_of_flag(std::string_view text, std::initializer_list<DataType> allowed) {
+  std::vector<std::string_view> names;
+  for (const DataType dtype : allowed) names.push_back(name_of(dtype));
+  try {
+    const DataType dtype = parse_data_type(text);
+    if (std::find(allowed.begin(), allowed.end(), dtype) != allowed.end()) return dtype;
+  } catch (const ConfigurationError&) {
+    // The error below names the values of the flag alone.
+  }
+  throw ConfigurationError(fmt::format("--dtype {} is not one of {}", text, fmt::join(names, ", ")));
 }
 
 }  // namespace tranche::tools

@@ -1,8 +1,12 @@
 #pragma once
 /// Checks and notes about the values of flags, which the parser does not make.
 
+#include <initializer_list>
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "tranche/core/dtype.h"
 
 namespace CLI {
 class App;
@@ -19,5 +23,10 @@ void refuse_empty(const CLI::App& command);
 /// Throws ConfigurationError for a path that begins with ~, which the shell left as it is: it would be a
 /// folder of that name.
 void refuse_home_sign(const CLI::App& command);
+
+/// The value of --dtype, under any name that a configuration takes for it. Throws ConfigurationError unless
+/// it is one of `allowed`.
+DataType dtype_of_flag(std::string_view text, std::initializer_list<DataType> allowed = {
+                                                  DataType::float32, DataType::bfloat16, DataType::float16});
 
 }  // namespace tranche::tools

@@ -23,6 +23,7 @@
 #include "tools/checkpoint/checkpoint_source.h"
 #include "tools/checkpoint/hugging_face.h"
 #include "tools/checkpoint/model_files.h"
+#include "tools/flag_values.h"
 #include "tools/train/tokenizer_match.h"
 #include "training/file_content.h"
 #include "tranche/core/error.h"
@@ -315,9 +316,10 @@ Config config_of(const GenerateOptions& options, const ModelSpec& spec, const So
   for (const TensorSpec* tensor : tensors) {
     if (!source.adapters.any()) frozen.push_back(tensor->name);
   }
+  const DataType dtype = dtype_of_flag(options.dtype);
   std::vector<std::string> overrides{fmt::format("zero_optimization.stage={}", options.stage),
-                                     fmt::format("bf16.enabled={}", options.dtype == "bf16"),
-                                     fmt::format("fp16.enabled={}", options.dtype == "fp16"),
+                                     fmt::format("bf16.enabled={}", dtype == DataType::bfloat16),
+                                     fmt::format("fp16.enabled={}", dtype == DataType::float16),
                                      "tranche.frozen=" + frozen.dump()};
   if (options.threads) overrides.push_back(fmt::format("tranche.threads={}", *options.threads));
   if (!options.mesh.empty())

@@ -63,7 +63,7 @@ std::string told(const Ask& ask) {
   try {
     return std::string(ask());
   } catch (const Error& error) {
-    std::string text = error.what();
+    std::string text = error.message();
     std::replace(text.begin(), text.end(), '\n', ' ');
     return "unavailable: " + text;
   }

@@ -147,7 +147,7 @@ ChatFormat chat_format(const std::string& name, const std::string& folder, const
     try {
       if (has_jinja_template(folder)) format.own = load_jinja_template(folder);
     } catch (const ConfigurationError& error) {
-      format.refused = error.what();
+      format.refused = error.message();
     }
   }
   return format;

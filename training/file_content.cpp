@@ -35,7 +35,7 @@ constexpr std::string_view text_or_tokens =
     "write its text as JSON lines first, or its tokens by numpy's tofile()";
 constexpr std::string_view by_pandas =
     "write it as JSON lines first: python3 -c \"import pandas; "
-    "pandas.read_{2}('{0}').to_json('{1}.jsonl', orient='records', lines=True)\"";
+    "pandas.read_{2}('{0}'{3}).to_json('{1}.jsonl', orient='records', lines=True)\"";
 constexpr std::string_view image = "an image", picture = "only text and tokens are learned";
 
 constexpr std::array magics{
@@ -91,8 +91,8 @@ FileContent other(std::string_view what, std::string remedy) {
 
 /// The name without the ending of its compression format.
 std::string unpacked(std::string_view path) {
-  for (const std::string_view ending :
-       {".gz", ".zst", ".xz", ".bz2", ".lz4", ".parquet", ".arrow", ".avro", ".npy", ".pdf"}) {
+  for (const std::string_view ending : {".gz", ".zst", ".xz", ".bz2", ".lz4", ".parquet", ".arrow", ".avro",
+                                        ".npy", ".pdf", ".csv", ".tsv"}) {
     if (ends_with(path, ending) && path.size() > ending.size())
       return std::string(path.substr(0, path.size() - ending.size()));
   }
@@ -101,7 +101,12 @@ std::string unpacked(std::string_view path) {
 
 std::string filled(std::string_view remedy, std::string_view path, std::string_view what) {
   const std::string_view reader = what == "a parquet file" ? "parquet" : "feather";  // pandas' names
-  return fmt::format(fmt::runtime(remedy), path, unpacked(path), reader);
+  return fmt::format(fmt::runtime(remedy), path, unpacked(path), reader, "");
+}
+
+FileContent table(std::string_view path, std::string_view between, std::string_view how) {
+  return other(fmt::format("a table with {} between its columns, by its name", between),
+               fmt::format(fmt::runtime(by_pandas), path, unpacked(path), "csv", how));
 }
 
 /// Identifies a zip archive by the name of its first entry.
@@ -279,7 +284,30 @@ std::optional<FileContent> wide_text(std::string_view path, std::string_view hea
   return std::nullopt;
 }
 
+/// Numbers of 64 bits below 2^32: the high half of each is 0.
+bool are_64_bits_wide(std::string_view head, std::int64_t bytes) {
+  constexpr std::size_t least = 64;
+  if (head.size() < least || bytes % 8 != 0) return false;
+  bool zero = true;  // also in the low halves
+  for (std::size_t i = 0; i + 8 <= head.size(); i += 8) {
+    if (head.substr(i + 4, 4) != "\0\0\0\0"sv) return false;
+    zero = zero && head.substr(i, 4) == "\0\0\0\0"sv;
+  }
+  return !zero;
+}
+
 }  // namespace
+
+std::optional<FileContent> numbers_of_64_bits(std::string_view path, std::string_view head,
+                                              std::int64_t bytes) {
+  if (!are_64_bits_wide(head, bytes)) return std::nullopt;
+  const std::string_view name = ends_with(path, ".bin") ? path.substr(0, path.size() - 4) : path;
+  return other("numbers of 64 bits by their look: every second number of 32 bits is 0",
+               fmt::format("write them in 32 bits first: python3 -c \"import numpy; "
+                           "numpy.fromfile('{}', 'int64').astype('uint32').tofile('{}.uint32.bin')\", and "
+                           "--data-format uint32",
+                           path, name));
+}
 
 bool is_named_as_json_lines(std::string_view path) {
   if (ends_with(path, ".txt")) path.remove_suffix(4);
@@ -291,6 +319,7 @@ FileContent content_of(std::string_view path, std::string_view head, std::int64_
   if (is_llmc(head)) return {Kind::llmc, {}, {}};
   if (auto known = known_container(path, head, bytes, bin)) return *known;
   if (is_safetensors(head, bytes) || ends_with(path, ".safetensors")) return {Kind::safetensors, {}, {}};
+  if (auto wide = numbers_of_64_bits(path, head, bytes)) return *wide;
   if (bin) {
     // In 32-bit tokens below 65,536 every second 16-bit number is 0; this is rare otherwise.
     bool wide = head.size() >= 64;
@@ -319,6 +348,8 @@ FileContent content_of(std::string_view path, std::string_view head, std::int64_
   if (const std::size_t zero = head.find('\0'); zero != std::string_view::npos) {
     return other(fmt::format("no text: byte {} is zero", zero), "name a file of text or tokens");
   }
+  if (ends_with(path, ".csv")) return table(path, "commas", "");
+  if (ends_with(path, ".tsv")) return table(path, "tabs", ", sep='\\t'");
   return {};
 }
 

@@ -2,6 +2,7 @@
 /// Detects the kind of a data file by its bytes. The name decides only if bytes cannot.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -34,6 +35,10 @@ struct FileContent {
 /// reports the fault. Text that only begins with a brace or a bracket is text, unless a quoted key and a
 /// colon follow the brace. It never throws.
 FileContent content_of(std::string_view path, std::string_view head, std::int64_t bytes);
+
+/// The content if it looks like numbers of 64 bits, as numpy writes integers; they are tokens in no format.
+std::optional<FileContent> numbers_of_64_bits(std::string_view path, std::string_view head,
+                                              std::int64_t bytes);
 
 /// True if a name means JSON lines: .jsonl, .ndjson and .jsonlines, in any case, also before .txt.
 bool is_named_as_json_lines(std::string_view path);

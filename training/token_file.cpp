@@ -108,6 +108,11 @@ TokenFile::TokenFile(const std::string& path, DataFormat format) : path_(path), 
   std::vector<std::uint8_t> header(static_cast<std::size_t>(std::min(content_head_bytes, bytes_)));
   read_bytes(0, header);
   if (format_ == DataFormat::automatic) choose_format(header);
+  if (format_ == DataFormat::nanogpt || format_ == DataFormat::uint32) {
+    const auto wide =
+        numbers_of_64_bits(path_, {reinterpret_cast<const char*>(header.data()), header.size()}, bytes_);
+    if (wide) fail(fmt::format("is {}; {}", wide->what, wide->remedy));
+  }
   header.resize(std::max<std::size_t>(header.size(), 12));  // for llm.c's header
   const auto* const kind = std::find_if(llmc_kinds.begin(), llmc_kinds.end(), [&](const LlmcKind& each) {
     return bytes_ >= 4 && word(header, 0) == each.magic;
@@ -154,8 +159,8 @@ TokenFile::TokenFile(const std::string& path, DataFormat format) : path_(path), 
 }
 
 void TokenFile::choose_format(std::span<const std::uint8_t> head) {
-  const FileContent content =
-      content_of(path_, {reinterpret_cast<const char*>(head.data()), head.size()}, bytes_);
+  const std::string_view text(reinterpret_cast<const char*>(head.data()), head.size());
+  const FileContent content = content_of(path_, text, bytes_);
   const auto refuse = [&](std::string_view what, std::string_view remedy, std::string_view otherwise) {
     throw ConfigurationError(fmt::format("data file '{}' is {}; {}; {}", path_, what, remedy, otherwise));
   };
@@ -182,9 +187,12 @@ void TokenFile::choose_format(std::span<const std::uint8_t> head) {
                       path_, path_),
           "--data-format text takes every byte of the file as a token all the same");
       break;
-    case Kind::other:
+    case Kind::other: {
+      const bool wide = numbers_of_64_bits(path_, text, bytes_).has_value();
       refuse(content.what, content.remedy,
-             "--data-format text, nanogpt or uint32 takes its bytes as they are all the same");
+             fmt::format("--data-format {} takes its bytes as they are all the same",
+                         wide ? "text" : "text, nanogpt or uint32"));
+    }
   }
 }
 

@@ -2,6 +2,7 @@
 #include "tranche/config/config.h"
 #include "tests/config/every_note.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -336,14 +337,16 @@ TEST(Config, SchedulesThatDoNotExistAreToldWithoutAPipelineToo) {
 
 TEST(Config, UnknownKeysOfTheTopLevelAreIgnoredUnlessTheyAreNearAKnownOne) {
   const Config config = parse_config(
-      R"({"xyzzy": 1, "stage": 3, "seed": {"a": [1]}, "learning_rate": 1, "name": "run", "// why": "x"})", 1);
-  EXPECT_THAT(notes_on_keys(config),
-              ElementsAre("unknown key 'xyzzy': ignored",
-                          "unknown key 'stage': ignored; there is 'zero_optimization.stage'",
-                          "unknown key 'seed': ignored; there is 'tranche.seed'",
-                          "unknown key 'learning_rate': ignored; there is 'optimizer.params.lr'",
-                          "unknown key 'name': ignored", "unknown key '// why': ignored"));
-  EXPECT_EQ(config.stage, 0);
+      R"({"xyzzy": 1, "seed": {"a": [1]}, "learning_rate": 1, "name": "run", "// why": "x",
+          "optimizer": {"params": {"lr": 2}}})",
+      1, {"tranche.seed=3"});
+  EXPECT_THAT(
+      notes_on_keys(config),
+      ElementsAre("unknown key 'xyzzy': ignored", "unknown key 'seed': ignored; there is 'tranche.seed'",
+                  "unknown key 'learning_rate': ignored; there is 'optimizer.params.lr'",
+                  "unknown key 'name': ignored", "unknown key '// why': ignored"));
+  EXPECT_EQ(config.seed, 3u);
+  EXPECT_EQ(config.optimizer.learning_rate, 2);
   const std::pair<const char*, const char*> mistyped[] = {
       {"micro_batch_size_per_gpu", "train_micro_batch_size_per_gpu"},
       {"micro_batch_size", "train_micro_batch_size_per_gpu"},
@@ -362,6 +365,55 @@ TEST(Config, UnknownKeysOfTheTopLevelAreIgnoredUnlessTheyAreNearAKnownOne) {
   }
 }
 
+TEST(Config, OtherNamesAndPlacesOfKeysAreRefusedUnlessTheKeyItselfIsGiven) {
+  const std::pair<const char*, const char*> others[] = {
+      {"learning_rate", "optimizer.params.lr"},  {"lr", "optimizer.params.lr"},
+      {"max_grad_norm", "gradient_clipping"},    {"weight_decay", "optimizer.params.weight_decay"},
+      {"global_batch_size", "train_batch_size"}, {"seed", "tranche.seed"},
+      {"stage", "zero_optimization.stage"}};
+  for (const auto& [name, ours] : others) {
+    EXPECT_EQ(problems(fmt::format(R"({{"{}": 1}})", name)),
+              fmt::format("configuration: unknown key '{}'; did you mean '{}'? Where that is given too, this "
+                          "one is ignored",
+                          name, ours));
+  }
+  const std::string folder = std::string(TRANCHE_CONFIGS) + "/";
+  const Config script = load_config(folder + "keys_of_the_script.json", 1, {"tranche.seed=42"});
+  EXPECT_THAT(notes_on_keys(script), Contains("unknown key 'seed': ignored; there is 'tranche.seed'"));
+  const Config neox = load_config(folder + "gpt_neox_small.json", 1, {"optimizer.params.weight_decay=0.1"});
+  EXPECT_THAT(notes_on_keys(neox),
+              Contains("unknown key 'weight_decay': ignored; there is 'optimizer.params.weight_decay'"));
+}
+
+TEST(Config, PeftsNamesOfKeysOfAdaptersAreToldOurs) {
+  const std::pair<const char*, const char*> names[] = {{"r", "rank"},
+                                                       {"lora_alpha", "alpha"},
+                                                       {"target_modules", "targets"},
+                                                       {"lora_dropout", "dropout"},
+                                                       {"use_rslora", "rslora"}};
+  for (const auto& [theirs, ours] : names) {
+    EXPECT_THAT(problems(fmt::format(R"({{"tranche": {{"lora": {{"rank": 8, "{}": 1}}}}}})", theirs)),
+                HasSubstr(fmt::format("unknown key 'tranche.lora.{}'; did you mean 'tranche.lora.{}'?",
+                                      theirs, ours)));
+  }
+}
+
+TEST(Config, UnknownKeysOfOverridesAreRefused) {
+  const auto refused = [](const std::string& text) {
+    try {
+      parse_config("{}", 1, {text});
+    } catch (const ConfigurationError& error) {
+      return error.message();
+    }
+    return std::string("nothing");
+  };
+  EXPECT_EQ(refused("epochs=3"), "configuration: unknown key 'epochs'");
+  EXPECT_EQ(refused("xyzzy.a=3"), "configuration: unknown key 'xyzzy'");
+  EXPECT_EQ(refused("learning_rate=2e-5"),
+            "configuration: unknown key 'learning_rate'; did you mean 'optimizer.params.lr'?");
+  EXPECT_EQ(refused("wandb.enabled=true"), "nothing") << "a key without a meaning here";
+}
+
 TEST(Config, FilesOfOtherProgramsAreRefused) {
   const std::string block = "' is no key, but its block holds '";
   EXPECT_THAT(problems(R"({"ds_config": {"zero_optimization": {"stage": 3}}})"),
@@ -374,6 +426,15 @@ TEST(Config, FilesOfOtherProgramsAreRefused) {
   EXPECT_EQ(problems(R"({"architectures": ["A"], "model_type": "llama"})"),
             "configuration: 'model_type' " + model);
   EXPECT_EQ(problems(R"({"architectures": ["A"]})"), "configuration: 'architectures' " + model);
+  EXPECT_EQ(
+      problems(R"({"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["c_attn"]})"),
+      "configuration: 'peft_type' is a key of PEFT's adapter_config.json: keys like tranche.lora.rank ask "
+      "for adapters, and tranche checkpoint import reads PEFT's folder");
+  const std::string arguments = "' is a key of transformers' TrainingArguments, which are no configuration: ";
+  EXPECT_THAT(problems(R"({"output_dir": "out", "per_device_train_batch_size": 8, "learning_rate": 1e-4})"),
+              AllOf(HasSubstr("2 problems"), HasSubstr("'per_device_train_batch_size" + arguments),
+                    HasSubstr("'optimizer.params.lr'")));
+  EXPECT_THAT(problems(R"({"output_dir": "out"})"), HasSubstr("'output_dir" + arguments));
 }
 
 TEST(Config, StrictRefusesEveryUnknownKey) {

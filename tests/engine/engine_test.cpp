@@ -154,15 +154,20 @@ TEST(EngineFailures, FrozenPatternsThatMatchNothing) {
                 Engine engine(runtime, odd_model(), config);
               }),
               AllOf(HasSubstr("'mixt.frozen'"), HasSubstr("matches no tensor"), HasSubstr("'mixed.frozen'")));
-  EXPECT_THAT(
-      message_of<ConfigurationError>([&] {
-        Config config = odd_config(run);
-        config.frozen = {"elephant.*"};
-        Runtime runtime(RuntimeOptions::from(config), make_self_communicator);
-        Engine engine(runtime, odd_model(), config);
-      }),
-      HasSubstr("'elephant.*' in tranche.frozen or tranche.parameter_groups matches no tensor; the first "
-                "tensor is 'tied.a'"));
+  EXPECT_THAT(message_of<ConfigurationError>([&] {
+                Config config = odd_config(run);
+                config.frozen = {"elephant.*"};
+                Runtime runtime(RuntimeOptions::from(config), make_self_communicator);
+                Engine engine(runtime, odd_model(), config);
+              }),
+              HasSubstr("'elephant.*' in tranche.frozen matches no tensor; the first tensor is 'tied.a'"));
+  EXPECT_THAT(message_of<ConfigurationError>([&] {
+                Config config = odd_config(run);
+                config.group_rules = {{"*.elephant", std::nullopt, false}};
+                Runtime runtime(RuntimeOptions::from(config), make_self_communicator);
+                Engine engine(runtime, odd_model(), config);
+              }),
+              HasSubstr("'*.elephant' in tranche.no_decay or tranche.parameter_groups matches no tensor"));
   EXPECT_THAT(message_of<ConfigurationError>([&] {
                 Config config = odd_config(run);
                 config.frozen = {"*"};

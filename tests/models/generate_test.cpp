@@ -152,6 +152,25 @@ TEST(Generate, TextsEndEachByItself) {
   }
 }
 
+TEST(Generate, RoomIsTakenForTheTextsAndNotForTheMostTokens) {
+  const Llama model(models::tiny_llama(LlamaKind::llama));
+  const std::vector<Tokens> whole = generated(model, ragged_prompts(), {.tokens = 3});
+  for (const int ranks : {1, 2}) {
+    std::vector<Tokens> texts;
+    on_ranks(ranks, model.spec(8), config_of(DataType::float32, ranks, 0), [&](Engine& engine) {
+      GenerationOptions own{.tokens = std::numeric_limits<std::int64_t>::max()};
+      std::vector<std::int64_t> seen(ragged_prompts().size());
+      own.on_token = [&](std::int64_t prompt, std::int32_t) {
+        return ++seen[static_cast<std::size_t>(prompt)] == 3;
+      };
+      for (const Generation& text : generate(engine, model, ragged_prompts(), own)) {
+        if (engine.runtime().rank() == 0) texts.push_back(text.tokens);
+      }
+    });
+    EXPECT_EQ(texts, whole) << ranks;
+  }
+}
+
 TEST(Generate, RanksOfTheAxesTensorAndContextWriteTheTextsOfOneRankAndAskOnce) {
   const Llama model(models::tiny_llama(LlamaKind::llama));
   GenerationOptions options{.tokens = 12, .sampling = {.temperature = 0}};

@@ -134,6 +134,28 @@ TEST(GptConfig, TakesHuggingFacesDefaultsAndTheOlderNameOfPositions) {
             GptConfig::preset("gpt2"));
 }
 
+TEST(GptConfig, TakesTheOtherNamesOfSizesUnlessTheyContradict) {
+  const auto config = GptConfig::from_json(
+      R"({"model_type": "gpt2", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+          "max_position_embeddings": 77, "n_ctx": 512, "n_layer": 3})",
+      "f");
+  EXPECT_EQ(config.width, 64);
+  EXPECT_EQ(config.layers, 3);
+  EXPECT_EQ(config.heads, 4);
+  EXPECT_EQ(config.positions, 77);
+  const auto with = [](const std::string& rest) {
+    return refusal_of(R"({"model_type": "gpt2", )" + rest + "}");
+  };
+  EXPECT_EQ(with(R"("n_embd": 768, "hidden_size": 64)"),
+            "some/config.json: hidden_size is 64, but n_embd, another name of it, 768; keep one");
+  EXPECT_THAT(with(R"("n_layer": 12, "num_hidden_layers": 2)"),
+              HasSubstr("num_hidden_layers is 2, but n_layer"));
+  EXPECT_THAT(with(R"("n_head": 12, "num_attention_heads": 2)"),
+              HasSubstr("num_attention_heads is 2, but n_head"));
+  EXPECT_THAT(with(R"("n_positions": 8, "max_position_embeddings": 9)"),
+              HasSubstr("max_position_embeddings is 9, but n_positions"));
+}
+
 TEST(GptConfig, WritesWhatItReads) {
   for (const auto& name : GptConfig::preset_names()) {
     const auto config = GptConfig::preset(name);
@@ -167,6 +189,8 @@ TEST(GptConfig, RefusesWhatIsNotGpt2NamingKeyAndFile) {
   EXPECT_THAT(with(R"("scale_attn_weights": false)"), HasSubstr("scale_attn_weights"));
   EXPECT_THAT(with(R"("add_cross_attention": true)"), HasSubstr("add_cross_attention"));
   EXPECT_THAT(with(R"("tie_word_embeddings": false)"), HasSubstr("tie_word_embeddings"));
+  EXPECT_THAT(with(R"("quantization_config": {"bits": 4})"),
+              HasSubstr("quantization_config is there: quantized weights cannot be trained here"));
 }
 
 TEST(GptConfig, RefusesImpossibleValuesNamingKeyAndFile) {

@@ -95,6 +95,11 @@ TEST(ParameterGroups, FrozenNamesAndPatternsThatMatchNothing) {
   EXPECT_FALSE(groups.frozen("h.1.attn.weight"));
   EXPECT_THAT(groups.unmatched({"wte.weight", "h.0.attn.weight"}), ElementsAre("wtf.*", "h.9.*"));
   EXPECT_THAT(ParameterGroups().unmatched({"wte.weight"}), IsEmpty());
+  EXPECT_EQ(groups.keys_of("h.9.*"), "tranche.frozen");
+  EXPECT_EQ(groups.keys_of("wtf.*"), "tranche.parameter_groups");
+  const ParameterGroups decay({{"a", std::nullopt, true}, {"b", std::nullopt, false}}, {});
+  EXPECT_EQ(decay.keys_of("a"), "tranche.decay or tranche.parameter_groups");
+  EXPECT_EQ(decay.keys_of("b"), "tranche.no_decay or tranche.parameter_groups");
 }
 
 TEST(ParameterGroups, RefuseWhatCannotBe) {

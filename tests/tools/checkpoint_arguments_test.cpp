@@ -124,6 +124,9 @@ TEST(GenerateArguments, RefusesWhatCannotBe) {
   EXPECT_THAT(refused({"--stage", "4"}), HasSubstr("--stage is 4, but must be 0 to 3"));
   EXPECT_THAT(refused({"--threads", "0"}), HasSubstr("--threads is 0"));
   EXPECT_THAT(refused({"--dtype", "int8"}), HasSubstr("--dtype int8 is not one of fp32, bf16, fp16"));
+  EXPECT_THAT(refused({"--dtype", "fp64"}), HasSubstr("--dtype fp64 is not one of fp32, bf16, fp16"));
+  for (const char* name : {"float16", "half", "bfloat16", "float32"})
+    EXPECT_NO_THROW(parse_arguments({"generate", "--from", "x", "--prompt", "a", "--dtype", name})) << name;
   EXPECT_THAT(refused({"--promt", "b"}), HasSubstr("unknown flag --promt"));
 }
 

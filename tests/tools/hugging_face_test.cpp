@@ -567,6 +567,10 @@ TEST_F(HuggingFace, ExportNeedsToKnowTheModel) {
   EXPECT_EQ(checkpoint_command({"export", path, "--to", folder_.path("out"), "--model", config}).status, 0);
   EXPECT_THAT(checkpoint_command({"export", path, "--to", folder_.path("o"), "--dtype", "fp16"}).errors,
               HasSubstr("--dtype fp16 is not one of fp32, bf16"));
+  result = checkpoint_command(
+      {"export", path, "--to", folder_.path("b"), "--model", config, "--dtype", "bfloat16"});
+  EXPECT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(result.out, HasSubstr(" in bf16 ("));
 }
 
 TEST_F(HuggingFace, ADamagedCheckpointIsNotExported) {

@@ -295,6 +295,10 @@ TEST(ChatFormat, TheFoldersTemplateIsTheLaw) {
   EXPECT_EQ(text_of(chat_format("", other.path(), ""), talk), "<s>Hi</s>Yes</s>No</s>So</s>")
       << "without a flag";
   EXPECT_EQ(text_of(chat_format("own", other.path(), ""), talk), "<s>Hi</s>Yes</s>No</s>So</s>");
+  const Folder faulty("{{ messages | sort }}");
+  EXPECT_THAT(
+      message_of<ConfigurationError>([&] { (void)text_of(chat_format("", faulty.path(), ""), talk); }),
+      AllOf(HasSubstr("the filter 'sort' is not supported"), Not(HasSubstr(".cpp"))));
   EXPECT_EQ(text_of(chat_format("chatml", same.path(), ""), talk), text_of(ChatTemplate::chatml, talk));
   EXPECT_THAT(
       message_of<ConfigurationError>([&] { (void)text_of(chat_format("chatml", other.path(), ""), talk); }),

@@ -85,6 +85,19 @@ TEST(FileContent, ContainersAreKnownByTheirBytesWhateverTheirName) {
   EXPECT_EQ(content("c.txt", "\x80\x03}q\0."sv).what, "a pickle of Python");
 }
 
+TEST(FileContent, TablesOfTextAreKnownByTheirName) {
+  const FileContent commas = content("a.CSV", "id,text\n1,\"words\"\n");
+  EXPECT_EQ(commas.kind, Kind::other);
+  EXPECT_EQ(commas.what, "a table with commas between its columns, by its name");
+  EXPECT_EQ(commas.remedy,
+            "write it as JSON lines first: python3 -c \"import pandas; "
+            "pandas.read_csv('a.CSV').to_json('a.jsonl', orient='records', lines=True)\"");
+  const FileContent tabs = content("a.tsv", "id\ttext\n");
+  EXPECT_EQ(tabs.what, "a table with tabs between its columns, by its name");
+  EXPECT_THAT(tabs.remedy, HasSubstr("pandas.read_csv('a.tsv', sep='\\t').to_json('a.jsonl'"));
+  EXPECT_EQ(content("a.csv", "{\"text\": \"a\"}\n").kind, Kind::json_lines) << "whatever its name";
+}
+
 TEST(FileContent, TextIsTextAlsoWhereItLooksLikeJsonAtFirst) {
   for (const std::string_view text : {"words"sv,
                                       "{"sv,
@@ -173,6 +186,15 @@ TEST(FileContent, TokensAreKnownByTheirHeaderAndElseByTheEndingBin) {
   EXPECT_THAT(content("c.bin", repeated(std::string("\x12\x34\0\0", 4), 20)).what,
               HasSubstr("numbers of 32 bits by their look"));
   EXPECT_EQ(content("c.bin", repeated(std::string("\x12\x34\0\0", 4), 4)).kind, Kind::numbers);
+  const std::string longs = repeated(std::string("\x12\x34\0\0\0\0\0\0", 8), 20);
+  for (const char* name : {"c.bin", "c.dat"})
+    EXPECT_EQ(content(name, longs).what,
+              "numbers of 64 bits by their look: every second number of 32 bits is 0");
+  EXPECT_EQ(content("c.bin", longs).remedy,
+            "write them in 32 bits first: python3 -c \"import numpy; numpy.fromfile('c.bin', "
+            "'int64').astype('uint32').tofile('c.uint32.bin')\", and --data-format uint32");
+  EXPECT_THAT(content("c.bin", longs + std::string("\1\0\0\0", 4)).what, HasSubstr("numbers of 32 bits"));
+  EXPECT_THAT(content("c.bin", std::string(160, '\0')).what, HasSubstr("numbers of 32 bits"));
   EXPECT_EQ(content("c.bin", "ab").kind, Kind::numbers) << "two bytes may be any token";
   EXPECT_THAT(content("c.bin", repeated("A text. \xc3\xa9", 10)).what,
               HasSubstr("text, though its name ends in .bin"));

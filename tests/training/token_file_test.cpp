@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <chrono>
+#include <numeric>
 
 #include "tests/tools/temporary.h"
 #include "tranche/core/error.h"
@@ -13,6 +14,7 @@ namespace tranche::training {
 namespace {
 
 using testing::AllOf;
+using testing::EndsWith;
 using testing::HasSubstr;
 using tools::test::llmc_tokens;
 using tools::test::message_of;
@@ -235,6 +237,19 @@ TEST(TokenFile, AFileIsWhatItContains) {
                       "--data '"),
             HasSubstr("--data-format text takes every byte of the file as a token all the same")));
   EXPECT_EQ(open("chat.jsonl", "{\"text\": \"a\"}\n", DataFormat::text), "");
+  EXPECT_THAT(open("table.csv", "id,text\n1,words\n"),
+              AllOf(HasSubstr("table.csv' is a table with commas"), HasSubstr("pandas.read_csv(")));
+  EXPECT_EQ(open("table.csv", "id,text\n1,words\n", DataFormat::text), "");
+  std::vector<std::int64_t> longs(20);
+  std::iota(longs.begin(), longs.end(), 3);
+  const std::string wide =
+      "is numbers of 64 bits by their look: every second number of 32 bits is 0; write them ";
+  EXPECT_THAT(
+      open("i64.bin", bytes_of(longs)),
+      AllOf(HasSubstr(wide), EndsWith("; --data-format text takes its bytes as they are all the same")));
+  for (const auto format : {DataFormat::uint32, DataFormat::nanogpt})
+    EXPECT_THAT(open("i64.bin", bytes_of(longs), format), HasSubstr(wide));
+  EXPECT_EQ(open("i64.bin", bytes_of(longs), DataFormat::text), "");
   const TokenFile hidden(folder.write("tokens.txt", safetensors({tokens_of({1, 2})})));
   EXPECT_EQ(hidden.format(), DataFormat::safetensors);
 }

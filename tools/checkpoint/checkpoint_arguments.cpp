@@ -6,6 +6,7 @@
 #include <charconv>
 
 #include "checkpoint/renames.h"
+#include "tools/flag_values.h"
 #include "tools/tokenize.h"
 #include "tranche/config/config.h"
 #include "tranche/core/error.h"
@@ -154,9 +155,12 @@ CLI::App* add_generate_command(CLI::App& program, GenerateOptions& options) {
   return app;
 }
 
+DataType export_dtype(const CheckpointOptions& options) {
+  return dtype_of_flag(options.dtype, {DataType::float32, DataType::bfloat16});
+}
+
 void check(const CheckpointOptions& options) {
-  if (options.dtype != "fp32" && options.dtype != "bf16")
-    throw ConfigurationError(fmt::format("--dtype {} is not one of fp32, bf16", options.dtype));
+  (void)export_dtype(options);
   (void)parse_renames(options.rename);
 }
 
@@ -189,8 +193,7 @@ void check(const GenerateOptions& options) {
     throw ConfigurationError(
         fmt::format("--threads is {}, but must be between 1 and {}", *options.threads, most_threads));
   }
-  if (options.dtype != "fp32" && options.dtype != "bf16" && options.dtype != "fp16")
-    throw ConfigurationError(fmt::format("--dtype {} is not one of fp32, bf16, fp16", options.dtype));
+  (void)dtype_of_flag(options.dtype);
   const int kinds = static_cast<int>(!options.prompts.empty()) +
                     static_cast<int>(!options.prompts_file.empty()) +
                     static_cast<int>(!options.prompt_tokens.empty());

@@ -65,6 +65,9 @@ struct GenerateOptions {
 CLI::App* add_checkpoint_command(CLI::App& program, CheckpointOptions& options);
 CLI::App* add_generate_command(CLI::App& program, GenerateOptions& options);
 
+/// The dtype of an export's weights. Throws ConfigurationError for one that is not written.
+DataType export_dtype(const CheckpointOptions& options);
+
 /// Throws ConfigurationError for values that were parsed but are invalid.
 void check(const CheckpointOptions& options);
 void check(const GenerateOptions& options);

@@ -71,7 +71,7 @@ int checkpoint_export(const CheckpointOptions& options, const Output& output) {
     notes.push_back(
         fmt::format("the base {} is not read: {} is whole without it", options.base, reader.folder()));
   checkpoint::ExportOptions how;
-  how.dtype = options.dtype == "bf16" ? DataType::bfloat16 : DataType::float32;
+  how.dtype = export_dtype(options);
   const checkpoint::Companions companions =
       checkpoint::read_companions(detail::posix_file_system(), reader.folder(), reader.manifest());
   how.beside = files_to_export(companions, /*settings=*/!options.peft);
@@ -106,7 +106,7 @@ int checkpoint_export(const CheckpointOptions& options, const Output& output) {
   progress.finish();
   for (const std::string& note : notes) output.out << "note: " << note << "\n";
   output.out << fmt::format("{}: {} tensors of step {} in {}{} ({})\n", options.to, written.tensors,
-                            reader.manifest().run.step, options.dtype,
+                            reader.manifest().run.step, name_of(how.dtype),
                             options.peft ? ", adapters in PEFT's format"
                             : merged     ? ", adapters merged"
                                          : "",

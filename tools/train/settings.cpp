@@ -15,6 +15,7 @@
 #include "core/json.h"
 #include "core/relaxed_json.h"
 #include "core/text_file.h"
+#include "tools/flag_values.h"
 #include "tools/train/tokenizer_match.h"
 #include "tranche/core/error.h"
 #include "tranche/device/device.h"
@@ -77,17 +78,6 @@ std::int64_t held_out_windows(const Options& options, const Settings& settings) 
 
 }  // namespace
 
-DataType compute_dtype(const std::string& name) {
-  for (const DataType dtype : {DataType::float32, DataType::bfloat16, DataType::float16}) {
-    try {
-      if (parse_data_type(name) == dtype) return dtype;
-    } catch (const Error&) {
-      break;
-    }
-  }
-  throw ConfigurationError(fmt::format("--dtype {} is not one of fp32, bf16, fp16", name));
-}
-
 std::vector<std::string> overrides_of(const Options& options, const std::string& config_text) {
   std::vector<std::string> overrides;
   const auto number = [&](const char* key, const auto& value) {
@@ -119,7 +109,7 @@ std::vector<std::string> overrides_of(const Options& options, const std::string&
   // happened.
   if (!options.checkpoint_dir.empty()) overrides.emplace_back("tranche.save_buffer=true");
   if (options.dtype) {
-    const DataType dtype = compute_dtype(*options.dtype);
+    const DataType dtype = dtype_of_flag(*options.dtype);
     // Two names of one key are refused, so the flag replaces the name that the file uses.
     const bool older = document.is_object() && document.contains("bfloat16");
     overrides.push_back(

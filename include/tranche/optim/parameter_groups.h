@@ -39,6 +39,9 @@ class ParameterGroups {
   bool frozen(std::string_view tensor) const;
   /// The patterns that match none of `tensors`; callers report them as an error.
   std::vector<std::string> unmatched(const std::vector<std::string>& tensors) const;
+  /// The configuration keys that may have given a pattern: "tranche.frozen", or for a rule that only switches
+  /// the decay "tranche.no_decay or tranche.parameter_groups".
+  std::string keys_of(std::string_view pattern) const;
 
  private:
   std::vector<ParameterGroupRule> rules_;
