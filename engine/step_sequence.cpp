@@ -96,6 +96,11 @@ void StepSequence::close(const ConstTensorView& loss_sum, const ConstTensorView&
                           std::string(name_of(loss_sum.dtype)) + loss_sum.shape.to_string() + " and " +
                           std::string(name_of(token_count.dtype)) + token_count.shape.to_string());
   }
+  const bool in_memory = runtime_.device().kind() != DeviceKind::meta;
+  if (in_memory && (loss_sum.data == nullptr || token_count.data == nullptr)) {
+    throw InvalidArgument(std::string("end_micro_batch() got a null pointer as ") +
+                          (loss_sum.data == nullptr ? "the loss sum" : "the token count"));
+  }
   kernels::copy(compute_, loss_sum, {parts_.scalars.losses() + micro_batch, DataType::float64, Shape{1}});
   kernels::copy(compute_, token_count, {parts_.scalars.tokens() + micro_batch, DataType::int64, Shape{1}});
   micro_batches_.close(micro_batch);
