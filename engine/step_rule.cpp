@@ -62,8 +62,15 @@ void StepRule::declare(const OptimizerStep& update, StepRecord& mine) const {
 }
 
 void StepRule::check(const std::vector<StepRecord>& records, std::int64_t step) const {
-  const auto of_step = " for step " + std::to_string(step);
+  const std::string of_step = " for step " + std::to_string(step);
   const auto name_of_rank = [&](std::size_t r) { return runtime_.mesh().name_of_rank(static_cast<int>(r)); };
+  for (std::size_t r = 0; r < records.size(); ++r) {
+    if (records[r].tokens >= 0) continue;
+    // All ranks throw this error, so peers need no report.
+    breakdown_.end_untold(std::make_exception_ptr(
+        InvalidArgument(name_of_rank(r) + of_step + ": " + negative_count(records[r].tokens))));
+    breakdown_.throw_if_ended();
+  }
   for (std::size_t r = 1; r < records.size(); ++r) {
     const auto compare = [&](const char* what, double is, double was) {
       if (std::bit_cast<std::uint64_t>(is) == std::bit_cast<std::uint64_t>(was)) return;

@@ -2,12 +2,15 @@
 // bits depend.
 #include "tranche/engine/runtime.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -97,6 +100,31 @@ TEST(RuntimeFail, EveryRankEndsWithTheStatusOfTheCause) {
       statuses[rank] = runtime.fail(error);
     });
     EXPECT_THAT(statuses, ::testing::Each(status)) << "of the rank that failed and of those that it ended";
+  }
+}
+
+TEST(RuntimeOptions, NumbersBelowZeroAreRefused) {
+  const auto told = [](const std::function<void(RuntimeOptions&)>& change) {
+    RuntimeOptions options;
+    change(options);
+    return message_of<InvalidArgument>([&] { Runtime runtime(options, make_self_communicator); });
+  };
+  EXPECT_EQ(told([](RuntimeOptions& o) { o.threads = -1; }), "RuntimeOptions::threads is -1; it must be at least 0");
+  EXPECT_EQ(told([](RuntimeOptions& o) { o.device_memory_limit = -7; }),
+            "RuntimeOptions::device_memory_limit is -7; it must be at least 0");
+  EXPECT_EQ(told([](RuntimeOptions& o) { o.host_memory_limit = -7; }),
+            "RuntimeOptions::host_memory_limit is -7; it must be at least 0");
+  EXPECT_EQ(told([](RuntimeOptions& o) { o.nvme_limit = -7; }),
+            "RuntimeOptions::nvme_limit is -7; it must be at least 0");
+  EXPECT_EQ(told([](RuntimeOptions& o) { o.staging_bytes = -1; }),
+            "RuntimeOptions::staging_bytes is -1; it must be at least 0");
+  EXPECT_EQ(told([](RuntimeOptions& o) { o.ranks_per_host = -2; }),
+            "RuntimeOptions::ranks_per_host is -2; it must be at least 0");
+  EXPECT_EQ(told([](RuntimeOptions& o) { o.trace_events = -1; }),
+            "RuntimeOptions::trace_events is -1; it must be at least 0");
+  for (const double seconds : {-3.0, 0.0, std::nan("")}) {
+    EXPECT_EQ(told([&](RuntimeOptions& o) { o.communication_timeout = seconds; }),
+              fmt::format("RuntimeOptions::communication_timeout is {} seconds; it must be above 0", seconds));
   }
 }
 
