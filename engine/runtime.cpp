@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "comm/device_communicator.h"
+#include "comm/transport/launcher.h"
 #include "comm/window_memory.h"
 #include "device/launch_queues.h"
 #include "engine/rank_texts.h"
@@ -517,14 +518,14 @@ int Runtime::fail(std::exception_ptr error) noexcept {
   const ExitStatus status = exit_status_of(error);
   if (impl_ && std::exchange(impl_->told, error) == error) return static_cast<int>(status);
   std::string text = message_of(error);
-  int here = impl_ ? rank() : 0;
+  int here = impl_ ? rank() : detail::rank_by_launcher();
   try {
     std::rethrow_exception(error);
   } catch (Error& known) {
     if (impl_) {
       known.attach_rank(here);
     } else {
-      here = std::max(0, known.rank());
+      if (known.rank() >= 0) here = known.rank();
     }
     // The logger puts this rank before every line.
     text = known.rank() == here ? known.message() + " (" + known.position() + ")" : known.what();

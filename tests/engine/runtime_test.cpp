@@ -143,6 +143,26 @@ TEST(RuntimeFail, NamesTheRankOnce) {
                                             front + "of the user\n"));
 }
 
+TEST(RuntimeFail, WithoutARuntimeNamesTheRankThatTheLauncherGave) {
+  const auto said = [](const char* rank, std::exception_ptr error) {
+    for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}) ::unsetenv(name);
+    if (rank != nullptr) ::setenv("PMIX_RANK", rank, 1);
+    Runtime runtime;
+    ::testing::internal::CaptureStderr();
+    runtime.fail(std::move(error));
+    ::unsetenv("PMIX_RANK");
+    return ::testing::internal::GetCapturedStderr();
+  };
+  const auto missing = std::make_exception_ptr(std::runtime_error("my input file is missing"));
+  const std::string behind = "\\[[0-9:]+\\] \\[error\\] my input file is missing";
+  EXPECT_THAT(said("1", missing), ::testing::MatchesRegex("\\[rank 1\\] " + behind + "\n"));
+  EXPECT_THAT(said(nullptr, missing), ::testing::MatchesRegex(behind + "\n"));
+  ConfigurationError elsewhere("my input file is missing");
+  elsewhere.attach_rank(2);
+  EXPECT_THAT(said(nullptr, std::make_exception_ptr(elsewhere)),
+              ::testing::MatchesRegex("\\[rank 2\\] " + behind + " \\(runtime_test.cpp:[0-9]+\\)\n"));
+}
+
 TEST(RuntimeFail, PutsThePlaceInFrontOfOneError) {
   Runtime runtime({}, make_self_communicator);
   ::testing::internal::CaptureStderr();
