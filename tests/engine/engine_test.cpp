@@ -152,7 +152,8 @@ TEST(EngineFailures, RanksThatDifferAreNamed) {
                   Engine engine(runtime, odd_model(), config);
                 });
               }),
-              HasSubstr("rank 2 was started with another configuration than rank 0"));
+              HasSubstr("rank 2 was started with another configuration than rank 0: its gradient_clipping is "
+                        "0.5, rank 0 has 1.0; start all ranks with the same program"));
 }
 
 TEST(EngineFailures, FrozenPatternsThatMatchNothing) {
