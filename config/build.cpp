@@ -162,6 +162,7 @@ std::unique_ptr<Schedule> build(const Config& config, const Values& values, std:
 /// Reads parameters_json through the table of keys, as if it were in a file.
 Values schedule_values(const ScheduleConfig& schedule, Problems& problems) {
   Json document;
+  document["scheduler"]["type"] = schedule.type;
   document["scheduler"]["params"] = read_json(schedule.parameters_json, "the schedule's parameters");
   std::vector<IgnoredKey> ignored;
   Values values = check_keys(document, true, problems, ignored);

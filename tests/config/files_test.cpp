@@ -176,6 +176,12 @@ TEST(ConfigFiles, ParametersBelongToTheirType) {
   EXPECT_THAT(
       problems(R"({"scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 5}}})"),
       HasSubstr("scheduler.params.total_num_steps is no parameter of WarmupLR, which has warmup_min_lr"));
+  EXPECT_EQ(problems(R"({"scheduler": {"params": {"warmup_steps": 5}, "type": "WarmupLR"}})"),
+            "configuration: unknown key 'scheduler.params.warmup_steps'; did you mean "
+            "'scheduler.params.warmup_num_steps'?");
+  EXPECT_THAT(
+      problems(R"({"scheduler": {"type": "WSD", "params": {"warmup_steps": 5, "num_decay_steps": 1}}})"),
+      HasSubstr("did you mean 'scheduler.params.num_warmup_steps'?"));
   EXPECT_THAT(problems(R"({"scheduler": {"params": {"warmup_num_steps": 5}}})"),
               HasSubstr("scheduler.params.warmup_num_steps is no parameter of constant, which has none"));
   EXPECT_THAT(problems(R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_type": "cubic"}}})"),
