@@ -61,9 +61,10 @@ void require_initializer(const UnitSpec& unit, const TensorSpec& tensor) {
     refuse(fmt::format("constant({}), which is not finite", how.a));
   }
   if (how.kind == Initializer::Kind::normal && !(finite && how.b > 0)) {
-    refuse(fmt::format("normal({}, {}); the order is (standard deviation, mean), both finite and the deviation "
-                       "above 0; a constant is Initializer::constant",
-                       how.b, how.a));
+    refuse(
+        fmt::format("normal({}, {}); the order is (standard deviation, mean), both finite and the deviation "
+                    "above 0; a constant is Initializer::constant",
+                    how.b, how.a));
   }
   if (how.kind == Initializer::Kind::uniform && !(finite && how.a < how.b)) {
     refuse(fmt::format("uniform({}, {}); the order is (low, high), both finite and low below high", how.a,

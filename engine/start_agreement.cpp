@@ -56,7 +56,8 @@ std::string difference_of_models(Communicator& ranks, const ModelSpec& model, in
 /// from rank 0's.
 std::string difference_of_configurations(Communicator& ranks, const Config& config, int other) {
   const auto [first, second] = texts_of(ranks, config.to_json(), other);
-  const nlohmann::json one = nlohmann::json::parse(first).flatten(), two = nlohmann::json::parse(second).flatten();
+  const nlohmann::json one = nlohmann::json::parse(first).flatten(),
+                       two = nlohmann::json::parse(second).flatten();
   for (const nlohmann::json& all : {one, two}) {
     for (const auto& [path, value] : all.items()) {
       const auto text_in = [&, key = path](const nlohmann::json& flat) {
@@ -107,20 +108,22 @@ int agree_on_start(const Runtime& runtime, const Config& config, const ModelSpec
                           : configured && starts[r].cut != starts[0].cut ? "cut"
                           : starts[r].pipeline_schedule != starts[0].pipeline_schedule
                               ? "schedule of the pipeline"
-                          : configured                                  ? of_configuration
-                          : starts[r].optimizer != starts[0].optimizer         ? "optimizer"
-                          : starts[r].schedule != starts[0].schedule           ? "schedule"
-                          : starts[r].model_hash != starts[0].model_hash       ? of_model
+                          : configured                                   ? of_configuration
+                          : starts[r].optimizer != starts[0].optimizer   ? "optimizer"
+                          : starts[r].schedule != starts[0].schedule     ? "schedule"
+                          : starts[r].model_hash != starts[0].model_hash ? of_model
                           : starts[r].fingerprint != starts[0].fingerprint
                               ? "numerics fingerprint (device kind, instruction set, libraries, threads)"
                               : nullptr;
     if (differs == nullptr) continue;
     const int other = static_cast<int>(r);
-    const std::string how = differs == of_model           ? ": " + difference_of_models(world, model, other)
-                            : differs == of_configuration ? ": " + difference_of_configurations(world, config, other)
-                                                          : "";
+    const std::string how = differs == of_model ? ": " + difference_of_models(world, model, other)
+                            : differs == of_configuration
+                                ? ": " + difference_of_configurations(world, config, other)
+                                : "";
     throw ConfigurationError(runtime.mesh().name_of_rank(other) + " was started with another " + differs +
-                             " than rank 0" + how + "; start all ranks with the same program, files and flags");
+                             " than rank 0" + how +
+                             "; start all ranks with the same program, files and flags");
   }
   // Nodes may have different numbers of ranks, but all ranks need the same reduction order.
   return config.world_size_invariant     ? 0

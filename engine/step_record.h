@@ -47,8 +47,8 @@ inline std::string negative_count(std::int64_t count) {
 
 /// The record that each rank sends to all others at the end of a step.
 struct StepRecord {
-  SquareSum squares;  ///< of the main gradient that this rank owns
-  LossTotal losses;   ///< of its micro-batches
+  SquareSum squares;        ///< of the main gradient that this rank owns
+  LossTotal losses;         ///< of its micro-batches
   std::int64_t tokens = 0;  ///< or the negative count of a micro-batch
   std::int64_t non_finite_buffer =
       -1;  ///< the first trainable buffer in which this rank owns an infinity or NaN

@@ -36,9 +36,10 @@ StepRule::StepRule(const Runtime& runtime, const Config& config, std::unique_ptr
 
 void StepRule::set_rate(std::optional<double> rate) {
   if (rate && !is_rate(*rate)) {
-    throw InvalidArgument(fmt::format(
-        "set_learning_rate({}): it must be finite and not negative, and at most {:.3g}, the largest fp32 number",
-        *rate, largest_rate));
+    throw InvalidArgument(
+        fmt::format("set_learning_rate({}): it must be finite and not negative, and at most {:.3g}, the "
+                    "largest fp32 number",
+                    *rate, largest_rate));
   }
   rate_ = rate;
 }
@@ -97,13 +98,14 @@ void StepRule::check_rates(const OptimizerStep& update, std::int64_t step) const
   std::string problem;
   if (!is_rate(update.learning_rate) || !std::isfinite(update.momentum)) {
     problem = fmt::format(
-        "schedule {} gives a learning rate of {} and a momentum of {} for step {}; both must be finite, and the "
+        "schedule {} gives a learning rate of {} and a momentum of {} for step {}; both must be finite, and "
+        "the "
         "rate from 0 to {:.3g}, the largest fp32 number",
         schedule_->describe(), update.learning_rate, update.momentum, step, largest_rate);
   }
   for (const ParameterGroupRule& group : config_.group_rules) {
-    const double rate = group.learning_rate.value_or(update.learning_rate) *
-                        group.learning_rate_factor.value_or(1);
+    const double rate =
+        group.learning_rate.value_or(update.learning_rate) * group.learning_rate_factor.value_or(1);
     if (!problem.empty() || is_rate(rate)) continue;
     problem = fmt::format(
         "the parameter group '{}' has a learning rate of {} in step {}; it must be from 0 to {:.3g}, the "

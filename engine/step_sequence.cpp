@@ -30,8 +30,9 @@ std::int64_t StepSequence::open(const Shape& shape, std::span<const std::int64_t
   require(!micro_batches_.any_open() || (beside && in_step()), "begin_micro_batch() inside a micro-batch");
   if (in_evaluation()) return open_for_evaluation(shape, samples);
   if (const auto given = static_cast<std::int64_t>(samples.size()); given > config_.micro_batch_size) {
-    throw InvalidArgument("begin_micro_batch() got " + std::to_string(given) + " samples; a micro-batch has " +
-                          std::to_string(config_.micro_batch_size) + " (train_micro_batch_size_per_gpu)");
+    throw InvalidArgument("begin_micro_batch() got " + std::to_string(given) +
+                          " samples; a micro-batch has " + std::to_string(config_.micro_batch_size) +
+                          " (train_micro_batch_size_per_gpu)");
   }
   const std::int64_t number = micro_batches_.begun();
   const bool last = number + 1 == config_.accumulation_steps;

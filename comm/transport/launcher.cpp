@@ -48,7 +48,8 @@ bool started_by_mpi_launcher() {
 
 int detail::rank_by_launcher() {
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}) {
-    if (const char* text = std::getenv(name); text != nullptr && *text >= '0' && *text <= '9') return std::atoi(text);
+    if (const char* text = std::getenv(name); text != nullptr && *text >= '0' && *text <= '9')
+      return std::atoi(text);
   }
   return -1;
 }

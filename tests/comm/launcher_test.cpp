@@ -24,11 +24,26 @@ using Variables = std::vector<std::pair<const char*, const char*>>;
 class Launcher {
  public:
   explicit Launcher(const Variables& variables) {
-    for (const char* name :
-         {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK",
-          "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_CPUS_PER_TASK", "SLURM_NODEID",
-          "SLURM_STEP_TASKS_PER_NODE", "PBS_TASKNUM", "PBS_NODEFILE", "LSB_DJOB_NUMPROC", "LSF_PM_TASKID",
-          "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "RANK"}) {
+    for (const char* name : {"OMPI_COMM_WORLD_SIZE",
+                             "OMPI_COMM_WORLD_RANK",
+                             "OMPI_COMM_WORLD_LOCAL_SIZE",
+                             "PMI_SIZE",
+                             "PMI_RANK",
+                             "PMIX_RANK",
+                             "SLURM_STEP_NUM_TASKS",
+                             "SLURM_PROCID",
+                             "SLURM_CPUS_PER_TASK",
+                             "SLURM_NODEID",
+                             "SLURM_STEP_TASKS_PER_NODE",
+                             "PBS_TASKNUM",
+                             "PBS_NODEFILE",
+                             "LSB_DJOB_NUMPROC",
+                             "LSF_PM_TASKID",
+                             "JSM_NAMESPACE_SIZE",
+                             "JSM_NAMESPACE_RANK",
+                             "WORLD_SIZE",
+                             "TORCHELASTIC_RUN_ID",
+                             "RANK"}) {
       set(name, nullptr);
     }
     for (const auto& [name, value] : variables) set(name, value);

@@ -1,6 +1,6 @@
 /// A program that owns MPI and passes its communicator to the library. The arguments are the thread level
-/// requested from MPI (funneled, serialized, multiple) and the progress mode (thread, inline). Prints "adopted: ok" on
-/// rank 0, or the refusal.
+/// requested from MPI (funneled, serialized, multiple) and the progress mode (thread, inline). Prints
+/// "adopted: ok" on rank 0, or the refusal.
 #include <cstdio>
 #include <cstring>
 #include <functional>
@@ -39,7 +39,8 @@ int check_refusals(int level, const tranche::CommunicatorOptions& options) {
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm outside = MPI_COMM_NULL, part = MPI_COMM_NULL, between = MPI_COMM_NULL;
   MPI_Comm_split(MPI_COMM_WORLD, MPI_UNDEFINED, rank, &outside);
-  if (!has(refused(outside), "got MPI_COMM_NULL, which MPI_Comm_split gives a rank with MPI_UNDEFINED")) return 70;
+  if (!has(refused(outside), "got MPI_COMM_NULL, which MPI_Comm_split gives a rank with MPI_UNDEFINED"))
+    return 70;
   MPI_Comm_split(MPI_COMM_WORLD, rank == 0 ? 0 : 1, rank, &part);
   MPI_Intercomm_create(part, 0, MPI_COMM_WORLD, rank == 0 ? 1 : 0, 7, &between);
   if (!has(refused(between), "got an intercommunicator, which connects two groups")) return 71;
@@ -51,7 +52,9 @@ int check_refusals(int level, const tranche::CommunicatorOptions& options) {
     told = refusal<tranche::ConfigurationError>(
         [&] { tranche::adopt_mpi_communicator(MPI_COMM_WORLD, Progress::inline_, options); });
   }).join();
-  return has(told, "MPI was initialised with MPI_THREAD_FUNNELED, so only the thread that initialised it") ? 0 : 72;
+  return has(told, "MPI was initialised with MPI_THREAD_FUNNELED, so only the thread that initialised it")
+             ? 0
+             : 72;
 }
 
 }  // namespace

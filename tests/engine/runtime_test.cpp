@@ -109,7 +109,8 @@ TEST(RuntimeOptions, NumbersBelowZeroAreRefused) {
     change(options);
     return message_of<InvalidArgument>([&] { Runtime runtime(options, make_self_communicator); });
   };
-  EXPECT_EQ(told([](RuntimeOptions& o) { o.threads = -1; }), "RuntimeOptions::threads is -1; it must be at least 0");
+  EXPECT_EQ(told([](RuntimeOptions& o) { o.threads = -1; }),
+            "RuntimeOptions::threads is -1; it must be at least 0");
   EXPECT_EQ(told([](RuntimeOptions& o) { o.device_memory_limit = -7; }),
             "RuntimeOptions::device_memory_limit is -7; it must be at least 0");
   EXPECT_EQ(told([](RuntimeOptions& o) { o.host_memory_limit = -7; }),
@@ -123,8 +124,9 @@ TEST(RuntimeOptions, NumbersBelowZeroAreRefused) {
   EXPECT_EQ(told([](RuntimeOptions& o) { o.trace_events = -1; }),
             "RuntimeOptions::trace_events is -1; it must be at least 0");
   for (const double seconds : {-3.0, 0.0, std::nan("")}) {
-    EXPECT_EQ(told([&](RuntimeOptions& o) { o.communication_timeout = seconds; }),
-              fmt::format("RuntimeOptions::communication_timeout is {} seconds; it must be above 0", seconds));
+    EXPECT_EQ(
+        told([&](RuntimeOptions& o) { o.communication_timeout = seconds; }),
+        fmt::format("RuntimeOptions::communication_timeout is {} seconds; it must be above 0", seconds));
   }
 }
 

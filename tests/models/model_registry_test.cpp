@@ -64,7 +64,8 @@ TEST(ModelRegistry, AnInitializerRangeOfZeroMeansZeros) {
   gpt.initializer_range = llama.initializer_range = 0;
   const Gpt one(gpt);
   const Llama other(llama);
-  for (const LanguageModel* model : {static_cast<const LanguageModel*>(&one), static_cast<const LanguageModel*>(&other)}) {
+  for (const LanguageModel* model :
+       {static_cast<const LanguageModel*>(&one), static_cast<const LanguageModel*>(&other)}) {
     const ModelSpec spec = model->spec(32);
     for (const UnitSpec& unit : spec.units()) {
       for (const TensorSpec& tensor : unit.tensors) {
