@@ -162,6 +162,7 @@ std::unique_ptr<Schedule> build(const Config& config, const Values& values, std:
 /// Reads parameters_json through the table of keys, as if it were in a file.
 Values schedule_values(const ScheduleConfig& schedule, Problems& problems) {
   Json document;
+  document["scheduler"]["type"] = schedule.type;
   document["scheduler"]["params"] = read_json(schedule.parameters_json, "the schedule's parameters");
   std::vector<IgnoredKey> ignored;
   Values values = check_keys(document, true, problems, ignored);
@@ -181,8 +182,10 @@ bool needs_end(const std::string& type, const Values& values) {
 
 }  // namespace
 
-void check_schedule(const Config& config, Problems& problems) {
+void check_schedule(Config& config, Problems& problems) {
   Problems own;
+  config.schedule.type = schedule_type(config.schedule.type, own);
+  if (!own.empty()) return problems.add_first(own.lines().front());
   try {
     const Values values = schedule_values(config.schedule, own);
     // The program may set the end of the run later; every check except that one works without it.
@@ -199,8 +202,11 @@ void check_schedule(const Config& config, Problems& problems) {
 
 }  // namespace detail
 
-std::unique_ptr<Schedule> make_schedule(const Config& config) {
+std::unique_ptr<Schedule> make_schedule(const Config& given) {
   detail::Problems problems;
+  Config config = given;
+  config.schedule.type = detail::schedule_type(given.schedule.type, problems);
+  problems.raise("configuration");
   const detail::Values values = detail::schedule_values(config.schedule, problems);
   problems.raise("configuration");
   std::int64_t total = values.integer(detail::key("total_num_steps")).value_or(config.total_steps_hint);

@@ -58,15 +58,6 @@ std::string optimizer_type(const std::string& text, Problems& problems) {
   return "AdamW";
 }
 
-std::string schedule_type(const std::string& text, Problems& problems) {
-  const std::string known = match(schedule_types, text);
-  if (!known.empty()) return known;
-  const std::string closest = closest_match(text, schedule_types);
-  problems.add_first(fmt::format("scheduler.type: '{}' is not one of {}{}", text, joined(schedule_types),
-                                 closest.empty() ? "" : "; did you mean " + closest + "?"));
-  return "constant";
-}
-
 /// The value of a key that has two names.
 std::optional<bool> either(const Values& values, const char* path, const char* other, Problems& problems) {
   if (values.has(path) && values.has(other)) {
@@ -76,6 +67,15 @@ std::optional<bool> either(const Values& values, const char* path, const char* o
 }
 
 }  // namespace
+
+std::string schedule_type(const std::string& text, Problems& problems) {
+  const std::string known = match(schedule_types, text);
+  if (!known.empty()) return known;
+  const std::string closest = closest_match(text, schedule_types);
+  problems.add_first(fmt::format("scheduler.type: '{}' is not one of {}{}", text, joined(schedule_types),
+                                 closest.empty() ? "" : "; did you mean " + closest + "?"));
+  return "constant";
+}
 
 std::string lower(std::string text) {
   for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));

@@ -81,6 +81,11 @@ bool asks_for_nothing(const Json& value, const ConfigKey& key) {
   return enabled != value.end() && (*enabled == Json(false) || is_automatic(*enabled));
 }
 
+/// True for the schedules of DeepSpeed, whose warm-up has warmup_num_steps; others have num_warmup_steps.
+bool is_warmup(const Json& type) {
+  return type.is_string() && lower(type.get<std::string>()).starts_with("warmup");
+}
+
 class Walker {
  public:
   Walker(const Json& document, bool strict, const std::vector<std::string>& overrides, Problems& problems,
@@ -88,6 +93,7 @@ class Walker {
       : document_(document), strict_(strict), overrides_(overrides), problems_(problems), ignored_(ignored) {}
 
   void walk(const Json& block, const std::string& path) {
+    if (path == "scheduler" && block.contains("type")) warms_up_ = is_warmup(block["type"]);
     for (const auto& [name, value] : block.items()) {
       const std::string key_path = path.empty() ? name : path + "." + name;
       const ConfigKey* key = find_configuration_key(key_path);
@@ -221,6 +227,8 @@ class Walker {
 
   void unknown(const std::string& block, const std::string& name, const std::string& path) {
     std::string suggestion = suggest_key(block, name);
+    if (warms_up_ && path == "scheduler.params.warmup_steps")
+      suggestion = "scheduler.params.warmup_num_steps";
     std::string_view beside;
     if (block.empty() && !strict_) {
       const std::string meant = mistyped_key(name);
@@ -244,6 +252,7 @@ class Walker {
   const Json& document_;
   bool strict_;
   const std::vector<std::string>& overrides_;
+  bool warms_up_ = false;  ///< the schedule is one of is_warmup()
   Problems& problems_;
   std::vector<IgnoredKey>& ignored_;
   Values values_;

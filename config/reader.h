@@ -149,8 +149,11 @@ void note_differences(const Values& values, Config& config);
 /// Combines the keys of offloaded state, and checks them against each other.
 void read_offload(const Values& values, Config& config, Problems& problems);
 void check_offload(Config& config, Problems& problems);
-/// Checks that the schedule's parameters can be read and the schedule built; problems name their keys.
-void check_schedule(const Config& config, Problems& problems);
+/// The schedule's type in its own spelling. For an unknown one, adds a problem and returns "constant".
+std::string schedule_type(const std::string& text, Problems& problems);
+/// Checks that the schedule's type is known, that its parameters can be read and that it can be built;
+/// problems name their keys. Gives the type its own spelling.
+void check_schedule(Config& config, Problems& problems);
 /// Parses "fp32" and its other spellings; nullopt for anything else.
 std::optional<DataType> data_type_from(std::string_view text);
 /// Parses a number of bytes; nullopt when the text is invalid.

@@ -90,8 +90,8 @@ struct Logger::Impl {
 
 Logger::Logger(int rank, LogLevel level) {
   auto sink = std::make_shared<PrintableErrorSink>();
-  sink->set_formatter(
-      std::make_unique<spdlog::pattern_formatter>("[rank " + std::to_string(rank) + "] [%H:%M:%S] [%l] %v"));
+  const std::string front = rank < 0 ? "" : "[rank " + std::to_string(rank) + "] ";
+  sink->set_formatter(std::make_unique<spdlog::pattern_formatter>(front + "[%H:%M:%S] [%l] %v"));
   impl_ = std::make_shared<Impl>(rank, level, std::move(sink));
 }
 

@@ -236,7 +236,7 @@ std::int64_t Engine::Impl::open_micro_batch(const Shape& shape, std::span<const 
   const std::int64_t number = sequence.open(shape, samples, beside);
   if (sequence.early().on() && sequence.in_step() && number + 1 == config.accumulation_steps) {
     OptimizerStep update = rule.update(progress.applied() + 1);
-    rule.check_finite(update, progress.steps() + 1);
+    rule.check_rates(update, progress.steps() + 1);
     update.gradient_scale = static_cast<float>(unscale(config.train_batch_size * model.tokens_per_sample));
     sequence.early().begin(update);
   }

@@ -10,6 +10,10 @@ std::string Engine::Impl::save(const std::string& directory, const SaveOptions& 
   require(sequence.idle(),
           "save() inside a step or an evaluation; save between step() and the next micro-batch");
   loader.require_whole_state("save()");
+  if (options.keep_last < 0 || options.keep_every < 0) {
+    throw InvalidArgument("save() with keep_last " + std::to_string(options.keep_last) + " and keep_every " +
+                          std::to_string(options.keep_every) + "; both must be at least 0");
+  }
   set_phase("save");
   const bool without_base = config.lora.leaves_base_out();
   if (without_base) (void)base.digest();

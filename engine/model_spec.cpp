@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <unordered_set>
 
 #include "core/closest_match.h"
@@ -48,6 +49,29 @@ void require_dimensions(const UnitSpec& unit, const TensorSpec& tensor) {
       tensor.name, unit.name, tensor.shape.to_string()));
 }
 
+/// Throws InvalidArgument unless the numbers of the tensor's initializer can be drawn from.
+void require_initializer(const UnitSpec& unit, const TensorSpec& tensor) {
+  const Initializer& how = tensor.initializer;
+  const auto refuse = [&](const std::string& what) {
+    throw InvalidArgument(
+        fmt::format("tensor '{}' of unit '{}' is initialized by {}", tensor.name, unit.name, what));
+  };
+  const bool finite = std::isfinite(how.a) && std::isfinite(how.b);
+  if (how.kind == Initializer::Kind::constant && !finite) {
+    refuse(fmt::format("constant({}), which is not finite", how.a));
+  }
+  if (how.kind == Initializer::Kind::normal && !(finite && how.b > 0)) {
+    refuse(
+        fmt::format("normal({}, {}); the order is (standard deviation, mean), both finite and the deviation "
+                    "above 0; a constant is Initializer::constant",
+                    how.b, how.a));
+  }
+  if (how.kind == Initializer::Kind::uniform && !(finite && how.a < how.b)) {
+    refuse(fmt::format("uniform({}, {}); the order is (low, high), both finite and low below high", how.a,
+                       how.b));
+  }
+}
+
 }  // namespace
 
 Initializer Initializer::from(std::string name, Fill fill) {
@@ -89,6 +113,7 @@ UnitId ModelSpec::add_unit(UnitSpec unit) {
       }
     }
     require_dimensions(unit, tensor);
+    require_initializer(unit, tensor);
     if (!names.insert(tensor.name).second)
       throw InvalidArgument(fmt::format("unit '{}' has two tensors '{}'", unit.name, tensor.name));
     if (const auto taken = tensor_units_.find(tensor.name); taken != tensor_units_.end()) {

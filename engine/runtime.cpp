@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "comm/device_communicator.h"
+#include "comm/transport/launcher.h"
 #include "comm/window_memory.h"
 #include "device/launch_queues.h"
 #include "engine/rank_texts.h"
@@ -86,6 +87,26 @@ std::string said(double value) {
 }
 std::string said(std::int64_t value) {
   return std::to_string(value);
+}
+
+/// Throws InvalidArgument for numbers that a configuration could not give either.
+void require_valid(const RuntimeOptions& options) {
+  for (const auto& [name, value] : {std::pair("threads", std::int64_t{options.threads}),
+                                    {"device_memory_limit", options.device_memory_limit},
+                                    {"host_memory_limit", options.host_memory_limit},
+                                    {"nvme_limit", options.nvme_limit},
+                                    {"staging_bytes", options.staging_bytes},
+                                    {"ranks_per_host", options.ranks_per_host},
+                                    {"trace_events", options.trace_events}}) {
+    if (value < 0) {
+      throw InvalidArgument(fmt::format("RuntimeOptions::{} is {}; it must be at least 0", name, value));
+    }
+  }
+  if (!(options.communication_timeout > 0)) {  // true for NaN
+    throw InvalidArgument(
+        fmt::format("RuntimeOptions::communication_timeout is {} seconds; it must be above 0",
+                    options.communication_timeout));
+  }
 }
 
 }  // namespace
@@ -277,6 +298,7 @@ void Runtime::Impl::start_on_one_of_several(const CommunicatorFactory& factory, 
 Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& factory)
     : impl_(std::make_unique<Impl>()) {
   Impl& impl = *impl_;
+  require_valid(options);
   impl.options = options;
   impl.choice = comm::collective_choice(options.device_transport, options.collectives);
   comm::require_library_collectives(impl.choice, options.device);
@@ -496,14 +518,14 @@ int Runtime::fail(std::exception_ptr error) noexcept {
   const ExitStatus status = exit_status_of(error);
   if (impl_ && std::exchange(impl_->told, error) == error) return static_cast<int>(status);
   std::string text = message_of(error);
-  int here = impl_ ? rank() : 0;
+  int here = impl_ ? rank() : detail::rank_by_launcher();
   try {
     std::rethrow_exception(error);
   } catch (Error& known) {
     if (impl_) {
       known.attach_rank(here);
     } else {
-      here = std::max(0, known.rank());
+      if (known.rank() >= 0) here = known.rank();
     }
     // The logger puts this rank before every line.
     text = known.rank() == here ? known.message() + " (" + known.position() + ")" : known.what();

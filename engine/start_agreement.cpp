@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "pipeline/schedule/text.h"
@@ -20,21 +22,26 @@ std::uint64_t hash_text(std::string_view text) {
   return hash;
 }
 
-/// Collective. The first line of ModelSpec::describe() in which rank `other` differs from rank 0.
-std::string difference_of_models(Communicator& ranks, const ModelSpec& model, int other) {
-  const OperationLabel label{"start", "models", Traffic::control, Tier::host};
+/// Collective. The texts of rank 0 and of rank `other`.
+std::pair<std::string, std::string> texts_of(Communicator& ranks, const std::string& mine, int other) {
+  const OperationLabel label{"start", "difference", Traffic::control, Tier::host};
   const auto text_of = [&](int root) {
-    std::string text;
-    if (ranks.rank() == root) {
-      for (const std::string& line : model.describe()) text += line + "\n";
-    }
+    std::string text = ranks.rank() == root ? mine : std::string();
     auto size = static_cast<std::int64_t>(text.size());
     ranks.broadcast(&size, 1, DataType::int64, root, {}, label).wait();
     text.resize(static_cast<std::size_t>(size));
     ranks.broadcast(text.data(), size, DataType::uint8, root, {}, label).wait();
     return text;
   };
-  const std::string first = text_of(0), second = text_of(other);
+  std::string first = text_of(0);
+  return {std::move(first), text_of(other)};
+}
+
+/// Collective. The first line of ModelSpec::describe() in which rank `other` differs from rank 0.
+std::string difference_of_models(Communicator& ranks, const ModelSpec& model, int other) {
+  std::string mine;
+  for (const std::string& line : model.describe()) mine += line + "\n";
+  const auto [first, second] = texts_of(ranks, mine, other);
   const auto begin = static_cast<std::size_t>(
       std::mismatch(first.begin(), first.end(), second.begin(), second.end()).first - first.begin());
   const std::size_t before = begin == 0 ? std::string::npos : first.rfind('\n', begin - 1);
@@ -43,6 +50,26 @@ std::string difference_of_models(Communicator& ranks, const ModelSpec& model, in
     return line >= text.size() ? std::string("nothing") : text.substr(line, text.find('\n', line) - line);
   };
   return "it has " + line_of(second) + " where rank 0 has " + line_of(first);
+}
+
+/// Collective. The first key, in the order of their names, in which the configuration of rank `other` differs
+/// from rank 0's.
+std::string difference_of_configurations(Communicator& ranks, const Config& config, int other) {
+  const auto [first, second] = texts_of(ranks, config.to_json(), other);
+  const nlohmann::json one = nlohmann::json::parse(first).flatten(),
+                       two = nlohmann::json::parse(second).flatten();
+  for (const nlohmann::json& all : {one, two}) {
+    for (const auto& [path, value] : all.items()) {
+      const auto text_in = [&, key = path](const nlohmann::json& flat) {
+        return flat.contains(key) ? flat[key].dump() : std::string("nothing");
+      };
+      if (text_in(one) == text_in(two)) continue;
+      std::string key = path.substr(1);
+      std::replace(key.begin(), key.end(), '/', '.');
+      return "its " + key + " is " + text_in(two) + ", rank 0 has " + text_in(one);
+    }
+  }
+  return "it writes the same values in another way";
 }
 
 }  // namespace
@@ -73,7 +100,7 @@ int agree_on_start(const Runtime& runtime, const Config& config, const ModelSpec
       .all_gather(&mine, starts.data(), sizeof(Start), DataType::uint8, 0, {},
                   OperationLabel{"start", "agree", Traffic::control, Tier::host})
       .wait();
-  constexpr const char* of_model = "model";
+  constexpr const char *of_model = "model", *of_configuration = "configuration";
   for (std::size_t r = 0; r < starts.size(); ++r) {
     // A different cut under the same configuration follows from a different model, which is reported instead.
     const bool configured = starts[r].configuration != starts[0].configuration;
@@ -81,24 +108,22 @@ int agree_on_start(const Runtime& runtime, const Config& config, const ModelSpec
                           : configured && starts[r].cut != starts[0].cut ? "cut"
                           : starts[r].pipeline_schedule != starts[0].pipeline_schedule
                               ? "schedule of the pipeline"
-                          : starts[r].configuration != starts[0].configuration ? "configuration"
-                          : starts[r].optimizer != starts[0].optimizer         ? "optimizer"
-                          : starts[r].schedule != starts[0].schedule           ? "schedule"
-                          : starts[r].model_hash != starts[0].model_hash       ? of_model
+                          : configured                                   ? of_configuration
+                          : starts[r].optimizer != starts[0].optimizer   ? "optimizer"
+                          : starts[r].schedule != starts[0].schedule     ? "schedule"
+                          : starts[r].model_hash != starts[0].model_hash ? of_model
                           : starts[r].fingerprint != starts[0].fingerprint
                               ? "numerics fingerprint (device kind, instruction set, libraries, threads)"
                               : nullptr;
-    if (differs == of_model) {
-      throw ConfigurationError(runtime.mesh().name_of_rank(static_cast<int>(r)) +
-                               " was started with another model than rank 0: " +
-                               difference_of_models(world, model, static_cast<int>(r)) +
-                               "; start all ranks with the same program, files and flags");
-    }
-    if (differs != nullptr) {
-      throw ConfigurationError(runtime.mesh().name_of_rank(static_cast<int>(r)) +
-                               " was started with another " + differs +
-                               " than rank 0; start all ranks with the same program, files and flags");
-    }
+    if (differs == nullptr) continue;
+    const int other = static_cast<int>(r);
+    const std::string how = differs == of_model ? ": " + difference_of_models(world, model, other)
+                            : differs == of_configuration
+                                ? ": " + difference_of_configurations(world, config, other)
+                                : "";
+    throw ConfigurationError(runtime.mesh().name_of_rank(other) + " was started with another " + differs +
+                             " than rank 0" + how +
+                             "; start all ranks with the same program, files and flags");
   }
   // Nodes may have different numbers of ranks, but all ranks need the same reduction order.
   return config.world_size_invariant     ? 0

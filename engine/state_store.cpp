@@ -82,7 +82,12 @@ int StateStore::find_tensor(std::string_view name) const {
   const auto found = tensor_index_.find(std::string(name));
   if (found != tensor_index_.end()) return found->second;
   std::vector<std::string> names;
-  for (const TensorState& tensor : layout_.tensors) names.push_back(tensor.name);
+  for (const TensorState& tensor : layout_.tensors) {
+    names.push_back(tensor.name);
+    if (std::find(tensor.aliases.begin(), tensor.aliases.end(), name) == tensor.aliases.end()) continue;
+    throw InvalidArgument("'" + std::string(name) + "' is an alias of tensor '" + tensor.name +
+                          "'; give that name");
+  }
   const std::string closest = closest_match(name, names);
   throw InvalidArgument("the model has no tensor '" + std::string(name) + "'" +
                         (closest.empty() ? "; the first is '" + names.front() + "'"

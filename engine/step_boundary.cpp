@@ -91,7 +91,7 @@ void StepBoundary::count(StepRecord& mine, std::vector<std::int64_t>& tokens) {
   const bool counts = ranks_.simulated() || mesh_.coordinate(MeshAxis::tensor, ranks_.rank()) == 0;
   for (std::size_t m = 0; counts && m < tokens.size(); ++m) {
     mine.losses.add(losses[m]);
-    mine.tokens += tokens[m];
+    if (mine.tokens >= 0) mine.tokens = tokens[m] < 0 ? tokens[m] : mine.tokens + tokens[m];
   }
   for (std::size_t i = 0; i < count; ++i) {
     if (trainable[i]->empty()) continue;  // nothing was counted

@@ -14,6 +14,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <string>
 
 #include "tranche/core/exact_sum.h"
 
@@ -39,11 +40,16 @@ struct LossTotal {
   double value() const { return finite.value() + not_finite; }
 };
 
+/// The problem with a token count below 0.
+inline std::string negative_count(std::int64_t count) {
+  return "end_micro_batch() got a token count of " + std::to_string(count) + "; it must be at least 0";
+}
+
 /// The record that each rank sends to all others at the end of a step.
 struct StepRecord {
-  SquareSum squares;  ///< of the main gradient that this rank owns
-  LossTotal losses;   ///< of its micro-batches
-  std::int64_t tokens = 0;
+  SquareSum squares;        ///< of the main gradient that this rank owns
+  LossTotal losses;         ///< of its micro-batches
+  std::int64_t tokens = 0;  ///< or the negative count of a micro-batch
   std::int64_t non_finite_buffer =
       -1;  ///< the first trainable buffer in which this rank owns an infinity or NaN
   std::int64_t non_finite_element = -1;  ///< its position in the flat buffer

@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -15,6 +16,16 @@ namespace tranche::detail {
 
 using nlohmann::ordered_json;
 
+namespace {
+
+constexpr double largest_rate = std::numeric_limits<float>::max();  // kernels take rates in fp32
+
+bool is_rate(double rate) {
+  return rate >= 0 && rate <= largest_rate;  // false for NaN
+}
+
+}  // namespace
+
 StepRule::StepRule(const Runtime& runtime, const Config& config, std::unique_ptr<Schedule> own,
                    Breakdown& breakdown)
     : runtime_(runtime),
@@ -24,8 +35,11 @@ StepRule::StepRule(const Runtime& runtime, const Config& config, std::unique_ptr
       breakdown_(breakdown) {}
 
 void StepRule::set_rate(std::optional<double> rate) {
-  if (rate && (!std::isfinite(*rate) || *rate < 0)) {
-    throw InvalidArgument(fmt::format("set_learning_rate({}): it must be finite and not negative", *rate));
+  if (rate && !is_rate(*rate)) {
+    throw InvalidArgument(
+        fmt::format("set_learning_rate({}): it must be finite and not negative, and at most {:.3g}, the "
+                    "largest fp32 number",
+                    *rate, largest_rate));
   }
   rate_ = rate;
 }
@@ -49,8 +63,15 @@ void StepRule::declare(const OptimizerStep& update, StepRecord& mine) const {
 }
 
 void StepRule::check(const std::vector<StepRecord>& records, std::int64_t step) const {
-  const auto of_step = " for step " + std::to_string(step);
+  const std::string of_step = " for step " + std::to_string(step);
   const auto name_of_rank = [&](std::size_t r) { return runtime_.mesh().name_of_rank(static_cast<int>(r)); };
+  for (std::size_t r = 0; r < records.size(); ++r) {
+    if (records[r].tokens >= 0) continue;
+    // All ranks throw this error, so peers need no report.
+    breakdown_.end_untold(std::make_exception_ptr(
+        InvalidArgument(name_of_rank(r) + of_step + ": " + negative_count(records[r].tokens))));
+    breakdown_.throw_if_ended();
+  }
   for (std::size_t r = 1; r < records.size(); ++r) {
     const auto compare = [&](const char* what, double is, double was) {
       if (std::bit_cast<std::uint64_t>(is) == std::bit_cast<std::uint64_t>(was)) return;
@@ -70,15 +91,30 @@ void StepRule::check(const std::vector<StepRecord>& records, std::int64_t step) 
   OptimizerStep update;
   update.learning_rate = records[0].learning_rate;
   update.momentum = records[0].momentum;
-  check_finite(update, step);
+  check_rates(update, step);
 }
 
-void StepRule::check_finite(const OptimizerStep& update, std::int64_t step) const {
-  if (std::isfinite(update.learning_rate) && std::isfinite(update.momentum)) return;
+void StepRule::check_rates(const OptimizerStep& update, std::int64_t step) const {
+  std::string problem;
+  if (!is_rate(update.learning_rate) || !std::isfinite(update.momentum)) {
+    problem = fmt::format(
+        "schedule {} gives a learning rate of {} and a momentum of {} for step {}; both must be finite, and "
+        "the "
+        "rate from 0 to {:.3g}, the largest fp32 number",
+        schedule_->describe(), update.learning_rate, update.momentum, step, largest_rate);
+  }
+  for (const ParameterGroupRule& group : config_.group_rules) {
+    const double rate =
+        group.learning_rate.value_or(update.learning_rate) * group.learning_rate_factor.value_or(1);
+    if (!problem.empty() || is_rate(rate)) continue;
+    problem = fmt::format(
+        "the parameter group '{}' has a learning rate of {} in step {}; it must be from 0 to {:.3g}, the "
+        "largest fp32 number",
+        group.pattern, rate, step, largest_rate);
+  }
+  if (problem.empty()) return;
   // All ranks throw this error, so peers need no report.
-  breakdown_.end_untold(std::make_exception_ptr(ConfigurationError(fmt::format(
-      "schedule {} gives a learning rate of {} and a momentum of {} for step {}; both must be finite",
-      schedule_->describe(), update.learning_rate, update.momentum, step))));
+  breakdown_.end_untold(std::make_exception_ptr(ConfigurationError(problem)));
   breakdown_.throw_if_ended();
 }
 

@@ -31,10 +31,11 @@ class StepRule {
   OptimizerStep update(std::int64_t number) const;
   /// Sets this rank's rate, momentum and hook in its record.
   void declare(const OptimizerStep& update, StepRecord& mine) const;
-  /// Throws unless all ranks have equal, finite rates and momenta, and agree about a hook.
+  /// Throws unless all ranks have equal rates and momenta that check_rates() takes, and agree about a hook.
   void check(const std::vector<StepRecord>& records, std::int64_t step) const;
-  /// Ends the engine unless the rate and the momentum are finite; all ranks have the same.
-  void check_finite(const OptimizerStep& update, std::int64_t step) const;
+  /// Ends the engine unless the momentum is finite, and the rate of each parameter group an fp32 number that
+  /// is not negative; all ranks have the same.
+  void check_rates(const OptimizerStep& update, std::int64_t step) const;
   /// Collective. The reason why the program's hook wants the step skipped, equal on all ranks; empty: it does
   /// not. `gradient_scale` is the factor from the main gradient to the gradient that the update uses.
   std::string ask_hook(const StepResult& found, double gradient_scale);

@@ -29,6 +29,11 @@ std::int64_t StepSequence::open(const Shape& shape, std::span<const std::int64_t
           "begin_micro_batch() inside an inference scope, which is one pass without micro-batches");
   require(!micro_batches_.any_open() || (beside && in_step()), "begin_micro_batch() inside a micro-batch");
   if (in_evaluation()) return open_for_evaluation(shape, samples);
+  if (const auto given = static_cast<std::int64_t>(samples.size()); given > config_.micro_batch_size) {
+    throw InvalidArgument("begin_micro_batch() got " + std::to_string(given) +
+                          " samples; a micro-batch has " + std::to_string(config_.micro_batch_size) +
+                          " (train_micro_batch_size_per_gpu)");
+  }
   const std::int64_t number = micro_batches_.begun();
   const bool last = number + 1 == config_.accumulation_steps;
   require(number < config_.accumulation_steps, "begin_micro_batch() after the step's " +
@@ -96,6 +101,11 @@ void StepSequence::close(const ConstTensorView& loss_sum, const ConstTensorView&
                           std::string(name_of(loss_sum.dtype)) + loss_sum.shape.to_string() + " and " +
                           std::string(name_of(token_count.dtype)) + token_count.shape.to_string());
   }
+  const bool in_memory = runtime_.device().kind() != DeviceKind::meta;
+  if (in_memory && (loss_sum.data == nullptr || token_count.data == nullptr)) {
+    throw InvalidArgument(std::string("end_micro_batch() got a null pointer as ") +
+                          (loss_sum.data == nullptr ? "the loss sum" : "the token count"));
+  }
   kernels::copy(compute_, loss_sum, {parts_.scalars.losses() + micro_batch, DataType::float64, Shape{1}});
   kernels::copy(compute_, token_count, {parts_.scalars.tokens() + micro_batch, DataType::int64, Shape{1}});
   micro_batches_.close(micro_batch);
@@ -156,6 +166,7 @@ void StepSequence::add_evaluated() {
   runtime_.device().copy_to_host(compute_, &loss, parts_.scalars.losses(), sizeof(loss));
   runtime_.device().copy_to_host(compute_, &count, parts_.scalars.tokens(), sizeof(count));
   compute_.synchronize();
+  if (count < 0) throw InvalidArgument(negative_count(count));
   evaluated_.loss.add(loss);
   evaluated_.tokens += count;
 }

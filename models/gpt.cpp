@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include "models/chained_sums.h"
+#include "models/drawn_weights.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/embedding.h"
@@ -72,7 +73,7 @@ double Gpt::skipped_operations() const {
 }
 
 UnitSpec Gpt::embedding_unit() const {
-  const auto normal = Initializer::normal(config_.initializer_range);
+  const auto normal = drawn_weights(config_.initializer_range);
   const std::int64_t width = config_.width;
   return {.name = "embedding",
           .tensors = {{.name = "transformer.wte.weight",

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "models/chained_sums.h"
+#include "models/drawn_weights.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/attention.h"
 #include "tranche/kernels/layer_norm.h"
@@ -74,10 +75,10 @@ struct LocalSizes {
 UnitSpec Gpt::block_unit(std::int64_t block) const {
   const std::string prefix = "transformer.h." + std::to_string(block) + ".";
   const std::int64_t width = config_.width, inner = config_.inner_width();
-  const auto normal = Initializer::normal(config_.initializer_range);
+  const auto normal = drawn_weights(config_.initializer_range);
   // Each block adds twice to the residual; scaling keeps its variance at the end independent of the depth.
   const auto residual =
-      Initializer::normal(config_.initializer_range / std::sqrt(2.0f * static_cast<float>(config_.layers)));
+      drawn_weights(config_.initializer_range / std::sqrt(2.0f * static_cast<float>(config_.layers)));
   const auto zeros = Initializer::zeros(), ones = Initializer::ones();
   constexpr LinearLayout in_out = LinearLayout::in_out;
   const std::int64_t head_size = width / config_.heads;

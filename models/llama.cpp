@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "models/chained_sums.h"
+#include "models/drawn_weights.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/embedding.h"
 #include "tranche/kernels/rms_norm.h"
@@ -69,7 +70,7 @@ UnitSpec Llama::embedding_unit() const {
   UnitSpec unit{
       .name = "embedding",
       .tensors = {
-          {table_name, {config_.vocabulary, config_.width}, Initializer::normal(config_.initializer_range)}}};
+          {table_name, {config_.vocabulary, config_.width}, drawn_weights(config_.initializer_range)}}};
   unit.tensors.front().dimensions = {{"vocabulary"}, {"width"}};
   if (config_.tied) {
     unit.tensors.front().aliases = {head_name};
@@ -88,7 +89,7 @@ UnitSpec Llama::head_unit() const {
           .tensors = {{norm_name, {config_.width}, Initializer::ones()},
                       {.name = head_name,
                        .shape = {config_.vocabulary, config_.width},
-                       .initializer = Initializer::normal(config_.initializer_range),
+                       .initializer = drawn_weights(config_.initializer_range),
                        .linear = LinearLayout::out_in,
                        .dimensions = {{"vocabulary"}, {"width"}}}}};
 }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "models/chained_sums.h"
+#include "models/drawn_weights.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/attention.h"
 #include "tranche/kernels/elementwise.h"
@@ -33,7 +34,7 @@ struct LlamaBlockIndices {
 /// Assigns indices to the block's tensors, in the order of its forward; appends them to `tensors` unless that
 /// is null.
 LlamaBlockIndices lay_out(const LlamaConfig& config, std::int64_t block, std::vector<TensorSpec>* tensors) {
-  const auto normal = Initializer::normal(config.initializer_range);
+  const auto normal = drawn_weights(config.initializer_range);
   int next = 0;
   const auto add = [&](const char* name, const Shape& shape, const Initializer& initializer) {
     if (tensors != nullptr) {

@@ -1,3 +1,5 @@
+#include "comm/transport/launcher.h"
+
 #include <fmt/format.h>
 
 #include <array>
@@ -42,6 +44,14 @@ bool started_by_mpi_launcher() {
     if (std::getenv(name) != nullptr) return true;
   }
   return false;
+}
+
+int detail::rank_by_launcher() {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}) {
+    if (const char* text = std::getenv(name); text != nullptr && *text >= '0' && *text <= '9')
+      return std::atoi(text);
+  }
+  return -1;
 }
 
 int ranks_of_node_by_launcher() {

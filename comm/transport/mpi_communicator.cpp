@@ -118,12 +118,34 @@ std::unique_ptr<Communicator> adopt_mpi_communicator(MPI_Comm communicator, Prog
   int initialized = 0, finalized = 0, level = MPI_THREAD_SINGLE;
   MPI_Initialized(&initialized);
   MPI_Finalized(&finalized);
-  if (initialized == 0 || finalized != 0 || communicator == MPI_COMM_NULL) {
+  if (initialized == 0 || finalized != 0) {
     throw InvalidArgument(
         "adopt_mpi_communicator needs a communicator of a running MPI: call MPI_Init_thread "
         "before, MPI_Finalize after");
   }
+  if (communicator == MPI_COMM_NULL) {
+    throw InvalidArgument(
+        "adopt_mpi_communicator got MPI_COMM_NULL, which MPI_Comm_split gives a rank with MPI_UNDEFINED: "
+        "only "
+        "ranks within a communicator may adopt it");
+  }
+  int between_groups = 0, main_thread = 1;
+  comm::require_mpi(MPI_Comm_test_inter(communicator, &between_groups), "MPI_Comm_test_inter");
+  if (between_groups != 0) {
+    throw InvalidArgument(
+        "adopt_mpi_communicator got an intercommunicator, which connects two groups; it needs the "
+        "communicator of "
+        "one: make one with MPI_Intercomm_merge");
+  }
   MPI_Query_thread(&level);
+  MPI_Is_thread_main(&main_thread);
+  if (progress == Progress::inline_ && level < MPI_THREAD_SERIALIZED && main_thread == 0) {
+    throw ConfigurationError(
+        fmt::format("MPI was initialised with {}, so only the thread that initialised it may call MPI, and "
+                    "progress: inline "
+                    "calls it on this thread, which is another; initialise MPI with MPI_THREAD_SERIALIZED",
+                    name_of_level(level)));
+  }
   if (progress == Progress::thread && level < MPI_THREAD_MULTIPLE) {
     throw ConfigurationError(fmt::format(
         "MPI was initialised with {}, but a communication thread beside the program's own calls needs "

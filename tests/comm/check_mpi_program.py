@@ -64,6 +64,7 @@ CASES = {
     "nodes-kill": (4, ["kill", "nodes"], None, ["signal 9 (Killed)"], ["is done"], 20),
     "adopt-multiple-thread": (3, ["multiple", "thread"], 0, ["adopted: ok"], [], 60),
     "adopt-serialized-inline": (3, ["serialized", "inline"], 0, ["adopted: ok"], [], 60),
+    "adopt-funneled-inline": (2, ["funneled", "inline"], 0, ["adopted: ok"], [], 60),
     "adopt-multiple-inline": (2, ["multiple", "inline"], 0, ["adopted: ok"], [], 60),
     "adopt-serialized-thread": (2, ["serialized", "thread"], 0, [
         "MPI was initialised with MPI_THREAD_SERIALIZED, but a communication thread beside the program's own calls "

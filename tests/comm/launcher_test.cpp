@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/transport/launcher.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
 
@@ -23,11 +24,26 @@ using Variables = std::vector<std::pair<const char*, const char*>>;
 class Launcher {
  public:
   explicit Launcher(const Variables& variables) {
-    for (const char* name :
-         {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK",
-          "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_CPUS_PER_TASK", "SLURM_NODEID",
-          "SLURM_STEP_TASKS_PER_NODE", "PBS_TASKNUM", "PBS_NODEFILE", "LSB_DJOB_NUMPROC", "LSF_PM_TASKID",
-          "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "RANK"}) {
+    for (const char* name : {"OMPI_COMM_WORLD_SIZE",
+                             "OMPI_COMM_WORLD_RANK",
+                             "OMPI_COMM_WORLD_LOCAL_SIZE",
+                             "PMI_SIZE",
+                             "PMI_RANK",
+                             "PMIX_RANK",
+                             "SLURM_STEP_NUM_TASKS",
+                             "SLURM_PROCID",
+                             "SLURM_CPUS_PER_TASK",
+                             "SLURM_NODEID",
+                             "SLURM_STEP_TASKS_PER_NODE",
+                             "PBS_TASKNUM",
+                             "PBS_NODEFILE",
+                             "LSB_DJOB_NUMPROC",
+                             "LSF_PM_TASKID",
+                             "JSM_NAMESPACE_SIZE",
+                             "JSM_NAMESPACE_RANK",
+                             "WORLD_SIZE",
+                             "TORCHELASTIC_RUN_ID",
+                             "RANK"}) {
       set(name, nullptr);
     }
     for (const auto& [name, value] : variables) set(name, value);
@@ -130,6 +146,19 @@ TEST(Launcher, RanksOfANodeAreTheLaunchersCount) {
   const Launcher mpirun(
       {{"OMPI_COMM_WORLD_LOCAL_SIZE", "7"}, {"SLURM_STEP_TASKS_PER_NODE", "1"}, {"SLURM_NODEID", "0"}});
   EXPECT_EQ(ranks_of_node_by_launcher(), 7);
+}
+
+TEST(Launcher, TellsTheRankBeforeThereIsACommunicator) {
+  const auto rank_with = [](const Variables& variables) {
+    const Launcher launcher(variables);
+    return detail::rank_by_launcher();
+  };
+  EXPECT_EQ(rank_with({}), -1);
+  EXPECT_EQ(rank_with({{"OMPI_COMM_WORLD_RANK", "3"}}), 3);
+  EXPECT_EQ(rank_with({{"PMI_RANK", "0"}}), 0);
+  EXPECT_EQ(rank_with({{"PMIX_RANK", "12"}}), 12);
+  EXPECT_EQ(rank_with({{"PMIX_RANK", ""}}), -1);
+  EXPECT_EQ(rank_with({{"SLURM_PROCID", "4"}}), -1) << "without PMI each task is a run of its own";
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -175,6 +176,12 @@ TEST(ConfigFiles, ParametersBelongToTheirType) {
   EXPECT_THAT(
       problems(R"({"scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 5}}})"),
       HasSubstr("scheduler.params.total_num_steps is no parameter of WarmupLR, which has warmup_min_lr"));
+  EXPECT_EQ(problems(R"({"scheduler": {"params": {"warmup_steps": 5}, "type": "WarmupLR"}})"),
+            "configuration: unknown key 'scheduler.params.warmup_steps'; did you mean "
+            "'scheduler.params.warmup_num_steps'?");
+  EXPECT_THAT(
+      problems(R"({"scheduler": {"type": "WSD", "params": {"warmup_steps": 5, "num_decay_steps": 1}}})"),
+      HasSubstr("did you mean 'scheduler.params.num_warmup_steps'?"));
   EXPECT_THAT(problems(R"({"scheduler": {"params": {"warmup_num_steps": 5}}})"),
               HasSubstr("scheduler.params.warmup_num_steps is no parameter of constant, which has none"));
   EXPECT_THAT(problems(R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_type": "cubic"}}})"),
@@ -255,6 +262,32 @@ TEST(ConfigFiles, WhatACyclingScheduleDoesDifferentlyIsSaid) {
   EXPECT_THAT(parse_config("{}", 1, {params}).notes, Contains(HasSubstr("beta2 stays the optimizer's")));
   EXPECT_THAT(parse_config("{}", 1, {params, "optimizer.type=SGD"}).notes,
               Contains(HasSubstr("SGD has no beta1")));
+}
+
+TEST(ConfigFiles, ScheduleTypesSetInCppAreCheckedAsThoseOfFiles) {
+  const std::string known =
+      "is not one of constant, WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle, LRRangeTest, WSD, "
+      "InverseSquareRoot";
+  const auto told = [](const std::function<void()>& call) -> std::string {
+    try {
+      call();
+    } catch (const ConfigurationError& error) {
+      return error.message();
+    }
+    return "nothing was thrown";
+  };
+  for (const char* type : {"Cosine", "WarmupDecayLrs", ""}) {
+    Config config;
+    config.schedule = {type, R"({"warmup_num_steps": 3})"};
+    const std::string expected = std::string("configuration: scheduler.type: '") + type + "' " + known;
+    EXPECT_THAT(told([&] { make_schedule(config); }), StartsWith(expected));
+    EXPECT_THAT(told([&] { validate_config(config, 1); }), StartsWith(expected));
+  }
+  Config config;
+  config.schedule = {"warmuplr", R"({"warmup_num_steps": 4, "warmup_type": "linear", "warmup_max_lr": 1})"};
+  EXPECT_EQ(make_schedule(config)->learning_rate(3), 0.5) << "in any case, as in files";
+  validate_config(config, 1);
+  EXPECT_EQ(config.schedule.type, "WarmupLR");
 }
 
 TEST(ConfigFiles, MakersNameWhatTheyCannotMake) {

@@ -47,25 +47,23 @@ TEST(StepsAtTheirEnds, WithoutTokensNothingChangesNorTheLossScale) {
   run.ranks = 2;
   run.stage = 1;
   run.dtype = DataType::float16;
-  for (const std::int64_t tokens : {0, -3}) {
-    run_thread_ranks(run.ranks, [&](int, const CommunicatorFactory& factory) {
-      Config config = odd_config(run);
-      config.loss_scaler.hysteresis = 1;
-      Runtime runtime(RuntimeOptions::from(config), factory);
-      Engine engine(runtime, odd_model(), config);
-      const kernels::Digest before = engine.state_digest();
-      engine.begin_micro_batch();
-      for (int unit = 0; unit < 4; ++unit) engine.skip_gradients({unit});
-      end_with(engine, 0, tokens);
-      const StepResult result = engine.step();
-      EXPECT_FALSE(result.applied);
-      EXPECT_EQ(result.skipped_because, "the step saw no tokens");
-      EXPECT_TRUE(std::isnan(result.loss)) << "no tokens have no loss";
-      EXPECT_EQ(engine.state_digest(), before);
-      whole_step(engine, runtime, 1);
-      EXPECT_EQ(engine.step().loss_scale, 1024) << "a step without tokens is no overflow";
-    });
-  }
+  run_thread_ranks(run.ranks, [&](int, const CommunicatorFactory& factory) {
+    Config config = odd_config(run);
+    config.loss_scaler.hysteresis = 1;
+    Runtime runtime(RuntimeOptions::from(config), factory);
+    Engine engine(runtime, odd_model(), config);
+    const kernels::Digest before = engine.state_digest();
+    engine.begin_micro_batch();
+    for (int unit = 0; unit < 4; ++unit) engine.skip_gradients({unit});
+    end_with(engine, 0, 0);
+    const StepResult result = engine.step();
+    EXPECT_FALSE(result.applied);
+    EXPECT_EQ(result.skipped_because, "the step saw no tokens");
+    EXPECT_TRUE(std::isnan(result.loss)) << "no tokens have no loss";
+    EXPECT_EQ(engine.state_digest(), before);
+    whole_step(engine, runtime, 1);
+    EXPECT_EQ(engine.step().loss_scale, 1024) << "a step without tokens is no overflow";
+  });
 }
 
 TEST(StepsAtTheirEnds, RanksAndMicroBatchesWithoutTokensAreNoErrors) {
@@ -184,6 +182,34 @@ TEST(CallsOutOfOrder, HandlesStillHeldAreNamedAndCanBeGivenBack) {
     for (int unit = 0; unit < 3; ++unit) engine.skip_gradients({unit});
     end_with(engine, 0, 1);
     EXPECT_TRUE(engine.step().applied);
+  });
+}
+
+TEST(NumbersAtTheEdge, OfSavesAndMicroBatchesAreRefused) {
+  OddRun run;
+  run.ranks = 2;
+  on_ranks(run, [](Engine& engine, Runtime& runtime) {
+    EXPECT_EQ(message_of<InvalidArgument>([&] { engine.save("unused", {.keep_last = -1}); }),
+              "save() with keep_last -1 and keep_every 0; both must be at least 0");
+    EXPECT_EQ(message_of<InvalidArgument>([&] { engine.save("unused", {.keep_every = -3}); }),
+              "save() with keep_last 0 and keep_every -3; both must be at least 0");
+    const std::vector<std::int64_t> nine(9);
+    const std::int64_t size = engine.config().micro_batch_size;
+    EXPECT_EQ(message_of<InvalidArgument>([&] { engine.begin_micro_batch({}, nine); }),
+              "begin_micro_batch() got 9 samples; a micro-batch has " + std::to_string(size) +
+                  " (train_micro_batch_size_per_gpu)");
+    engine.begin_evaluation();
+    engine.begin_micro_batch();
+    EXPECT_EQ(message_of<InvalidArgument>([&] { end_with(engine, 0, -2); }),
+              "end_micro_batch() got a token count of -2; it must be at least 0");
+    engine.end_evaluation();
+    for (std::int64_t m = 0; m < engine.config().accumulation_steps; ++m) {
+      engine.begin_micro_batch();
+      for (int unit = 0; unit < 4; ++unit) engine.skip_gradients({unit});
+      end_with(engine, 0, m == 0 && runtime.rank() == 1 ? -2 : 4);
+    }
+    EXPECT_EQ(message_of<InvalidArgument>([&] { engine.step(); }),
+              "rank 1 for step 1: end_micro_batch() got a token count of -2; it must be at least 0");
   });
 }
 

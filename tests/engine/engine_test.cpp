@@ -40,6 +40,16 @@ TEST(EngineCalls, OrderIsChecked) {
                                          {scalars.data(), DataType::int64, Shape{1}});
                 }),
                 HasSubstr("wants one fp64 loss sum and one int64 token count, got fp32"));
+    EXPECT_EQ(message_of<InvalidArgument>([&] {
+                engine.end_micro_batch({nullptr, DataType::float64, Shape{1}},
+                                       {scalars.data(), DataType::int64, Shape{1}});
+              }),
+              "end_micro_batch() got a null pointer as the loss sum");
+    EXPECT_EQ(message_of<InvalidArgument>([&] {
+                engine.end_micro_batch({scalars.data(), DataType::float64, Shape{1}},
+                                       {nullptr, DataType::int64, Shape{1}});
+              }),
+              "end_micro_batch() got a null pointer as the token count");
     kernels::fill_zero(engine.compute_stream(), {scalars.data(), DataType::uint8, Shape{16}});
     engine.end_micro_batch({scalars.data(), DataType::float64, Shape{1}},
                            {static_cast<std::byte*>(scalars.data()) + 8, DataType::int64, Shape{1}});
@@ -142,7 +152,8 @@ TEST(EngineFailures, RanksThatDifferAreNamed) {
                   Engine engine(runtime, odd_model(), config);
                 });
               }),
-              HasSubstr("rank 2 was started with another configuration than rank 0"));
+              HasSubstr("rank 2 was started with another configuration than rank 0: its gradient_clipping is "
+                        "0.5, rank 0 has 1.0; start all ranks with the same program"));
 }
 
 TEST(EngineFailures, FrozenPatternsThatMatchNothing) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <limits>
 #include <set>
 
 #include "tests/core/error_text.h"
@@ -53,6 +54,29 @@ TEST(ModelSpec, WithoutItsUnitsSaysAllElse) {
   EXPECT_EQ(copy.name, "named");
   EXPECT_TRUE(copy.sequence_parts && copy.chain_sums && copy.context_elements);
   EXPECT_EQ(copy.tensor_dimensions, model.tensor_dimensions);
+}
+
+TEST(ModelSpec, RefusesInitializersWithoutValues) {
+  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+  const auto told = [](const Initializer& how) {
+    ModelSpec model;
+    UnitSpec spec = unit("u", {{"w", {3}}});
+    spec.tensors[0].initializer = how;
+    return message_of<InvalidArgument>([&] { model.add_unit(spec); });
+  };
+  const std::string place = "tensor 'w' of unit 'u' is initialized by ";
+  const std::string order =
+      "; the order is (standard deviation, mean), both finite and the deviation above 0; a constant is "
+      "Initializer::constant";
+  EXPECT_EQ(told(Initializer::normal(0, 0.02f)), place + "normal(0, 0.02)" + order) << "torch's order";
+  EXPECT_EQ(told(Initializer::normal(-1)), place + "normal(-1, 0)" + order);
+  EXPECT_EQ(told(Initializer::normal(nan)), place + "normal(nan, 0)" + order);
+  EXPECT_EQ(told(Initializer::normal(1, inf)), place + "normal(1, inf)" + order);
+  EXPECT_EQ(told(Initializer::constant(nan)), place + "constant(nan), which is not finite");
+  EXPECT_EQ(told(Initializer::uniform(2, 1)),
+            place + "uniform(2, 1); the order is (low, high), both finite and low below high");
+  EXPECT_THAT(told(Initializer::uniform(1, 1)), HasSubstr("low below high"));
+  EXPECT_THAT(told(Initializer::uniform(-inf, 1)), HasSubstr("both finite"));
 }
 
 TEST(ModelSpec, RefusesWhatCannotBe) {

@@ -2,12 +2,15 @@
 // bits depend.
 #include "tranche/engine/runtime.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -100,6 +103,33 @@ TEST(RuntimeFail, EveryRankEndsWithTheStatusOfTheCause) {
   }
 }
 
+TEST(RuntimeOptions, NumbersBelowZeroAreRefused) {
+  const auto told = [](const std::function<void(RuntimeOptions&)>& change) {
+    RuntimeOptions options;
+    change(options);
+    return message_of<InvalidArgument>([&] { Runtime runtime(options, make_self_communicator); });
+  };
+  EXPECT_EQ(told([](RuntimeOptions& o) { o.threads = -1; }),
+            "RuntimeOptions::threads is -1; it must be at least 0");
+  EXPECT_EQ(told([](RuntimeOptions& o) { o.device_memory_limit = -7; }),
+            "RuntimeOptions::device_memory_limit is -7; it must be at least 0");
+  EXPECT_EQ(told([](RuntimeOptions& o) { o.host_memory_limit = -7; }),
+            "RuntimeOptions::host_memory_limit is -7; it must be at least 0");
+  EXPECT_EQ(told([](RuntimeOptions& o) { o.nvme_limit = -7; }),
+            "RuntimeOptions::nvme_limit is -7; it must be at least 0");
+  EXPECT_EQ(told([](RuntimeOptions& o) { o.staging_bytes = -1; }),
+            "RuntimeOptions::staging_bytes is -1; it must be at least 0");
+  EXPECT_EQ(told([](RuntimeOptions& o) { o.ranks_per_host = -2; }),
+            "RuntimeOptions::ranks_per_host is -2; it must be at least 0");
+  EXPECT_EQ(told([](RuntimeOptions& o) { o.trace_events = -1; }),
+            "RuntimeOptions::trace_events is -1; it must be at least 0");
+  for (const double seconds : {-3.0, 0.0, std::nan("")}) {
+    EXPECT_EQ(
+        told([&](RuntimeOptions& o) { o.communication_timeout = seconds; }),
+        fmt::format("RuntimeOptions::communication_timeout is {} seconds; it must be above 0", seconds));
+  }
+}
+
 TEST(RuntimeFail, NamesTheRankOnce) {
   Runtime runtime({}, make_self_communicator);
   ::testing::internal::CaptureStderr();
@@ -113,6 +143,26 @@ TEST(RuntimeFail, NamesTheRankOnce) {
   EXPECT_THAT(said, ::testing::MatchesRegex(front + "no such data \\(runtime_test.cpp:[0-9]+\\)\n" + front +
                                             "\\[rank 3\\] no such model \\(runtime_test.cpp:[0-9]+\\)\n" +
                                             front + "of the user\n"));
+}
+
+TEST(RuntimeFail, WithoutARuntimeNamesTheRankThatTheLauncherGave) {
+  const auto said = [](const char* rank, std::exception_ptr error) {
+    for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}) ::unsetenv(name);
+    if (rank != nullptr) ::setenv("PMIX_RANK", rank, 1);
+    Runtime runtime;
+    ::testing::internal::CaptureStderr();
+    runtime.fail(std::move(error));
+    ::unsetenv("PMIX_RANK");
+    return ::testing::internal::GetCapturedStderr();
+  };
+  const auto missing = std::make_exception_ptr(std::runtime_error("my input file is missing"));
+  const std::string behind = "\\[[0-9:]+\\] \\[error\\] my input file is missing";
+  EXPECT_THAT(said("1", missing), ::testing::MatchesRegex("\\[rank 1\\] " + behind + "\n"));
+  EXPECT_THAT(said(nullptr, missing), ::testing::MatchesRegex(behind + "\n"));
+  ConfigurationError elsewhere("my input file is missing");
+  elsewhere.attach_rank(2);
+  EXPECT_THAT(said(nullptr, std::make_exception_ptr(elsewhere)),
+              ::testing::MatchesRegex("\\[rank 2\\] " + behind + " \\(runtime_test.cpp:[0-9]+\\)\n"));
 }
 
 TEST(RuntimeFail, PutsThePlaceInFrontOfOneError) {

@@ -37,6 +37,15 @@ TEST(StateStore, SaysWhichTensorsThereAre) {
             "unit a has 2 tensors, no index 2");
 }
 
+TEST(StateStore, NamesTheTensorOfAnAlias) {
+  const auto alone = make_self_communicator();
+  RankState rank(plain_config(2), *alone, detail::posix_file_system(), {}, [](detail::StateLayout& layout) {
+    layout.tensors[2].aliases = {"head.w", "tied.w"};
+  });
+  EXPECT_EQ(message_of<InvalidArgument>([&] { (void)rank.store.find_tensor("tied.w"); }),
+            "'tied.w' is an alias of tensor 'b.w'; give that name");
+}
+
 TEST(ShardSlice, APartOfStateInBlocksBeginsWithOne) {
   std::byte memory[2 * block8_bytes];
   const TensorView state{memory, DataType::block8, Shape{2 * block8_elements}};

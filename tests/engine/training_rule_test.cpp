@@ -138,6 +138,34 @@ TEST(OwnSchedule, MustGiveNumbers) {
       });
 }
 
+TEST(OwnSchedule, MustNotAscendNorOverflow) {
+  for (const auto& [rate, text] : {std::pair(-0.5, "-0.5"), {1e39, "1e+39"}}) {
+    OddRun run;
+    run.ranks = 2;
+    on_scheduled_ranks(
+        run,
+        [rate = rate](int) {
+          return with_schedule([rate](std::int64_t step) { return step == 2 ? rate : 0.05; });
+        },
+        [text = text](Engine& engine, Runtime& runtime) {
+          ruled_step(engine, runtime);
+          whole_step(engine, runtime, 1);
+          EXPECT_THAT(message_of<ConfigurationError>([&] { engine.step(); }),
+                      AllOf(HasSubstr(R"({"type": "formula"} gives a learning rate of )" + std::string(text)),
+                            HasSubstr("for step 2; both must be finite, and the rate from 0 to 3.4e+38")));
+        });
+  }
+  Config config = odd_config({});
+  config.group_rules.push_back({.pattern = "prime.*", .learning_rate_factor = 1e30, .decay = {}});
+  Runtime runtime(RuntimeOptions::from(config), make_self_communicator);
+  Engine engine(runtime, odd_model(), config, with_schedule([](std::int64_t) { return 1e10; }));
+  whole_step(engine, runtime, 0);
+  EXPECT_THAT(
+      message_of<ConfigurationError>([&] { engine.step(); }),
+      HasSubstr("the parameter group 'prime.*' has a learning rate of 1e+40 in step 1; it must be from 0 "
+                "to 3.4e+38"));
+}
+
 TEST(SetLearningRate, HoldsUntilItIsTakenBack) {
   for (int stage = 0; stage <= 3; ++stage) {
     OddRun run;
@@ -172,6 +200,9 @@ TEST(SetLearningRate, RefusesWhatIsNoRate) {
     EXPECT_THAT(message_of<InvalidArgument>(
                     [&] { engine.set_learning_rate(std::numeric_limits<double>::infinity()); }),
                 HasSubstr("set_learning_rate(inf)"));
+    EXPECT_THAT(
+        message_of<InvalidArgument>([&] { engine.set_learning_rate(1e300); }),
+        HasSubstr("set_learning_rate(1e+300): it must be finite and not negative, and at most 3.4e+38"));
     EXPECT_EQ(ruled_step(engine, runtime).learning_rate, 0.05) << "nothing has changed";
   });
 }

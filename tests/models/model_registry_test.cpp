@@ -10,6 +10,7 @@
 
 #include "tranche/core/error.h"
 #include "tranche/models/gpt.h"
+#include "tranche/models/llama.h"
 
 namespace tranche::models {
 namespace {
@@ -55,6 +56,23 @@ TEST(ModelRegistry, ResolvesPresetsAndFiles) {
   std::ofstream(path) << GptConfig::preset("gpt-nano").to_json();
   EXPECT_EQ(gpt_of(models.resolve(path.string())), GptConfig::preset("gpt-nano"));
   std::filesystem::remove(path);
+}
+
+TEST(ModelRegistry, AnInitializerRangeOfZeroMeansZeros) {
+  GptConfig gpt = GptConfig::preset("gpt-mini");
+  LlamaConfig llama = LlamaConfig::preset("llama-mini");
+  gpt.initializer_range = llama.initializer_range = 0;
+  const Gpt one(gpt);
+  const Llama other(llama);
+  for (const LanguageModel* model :
+       {static_cast<const LanguageModel*>(&one), static_cast<const LanguageModel*>(&other)}) {
+    const ModelSpec spec = model->spec(32);
+    for (const UnitSpec& unit : spec.units()) {
+      for (const TensorSpec& tensor : unit.tensors) {
+        EXPECT_EQ(tensor.initializer.kind, Initializer::Kind::constant) << tensor.name;
+      }
+    }
+  }
 }
 
 TEST(ModelRegistry, GoesByArchitectureThenByModelType) {
