@@ -52,6 +52,29 @@ TEST(EngineCalls, OrderIsChecked) {
   });
 }
 
+TEST(EngineCalls, ARuntimeMayBeMovedWhileItsEnginesLive) {
+  OddRun run;
+  run.stage = 2;
+  const Config config = odd_config(run);
+  run_thread_ranks(1, [&](int, const CommunicatorFactory& factory) {
+    struct Trainer {
+      Runtime runtime;
+      std::unique_ptr<Engine> engine;
+    };
+    std::vector<Trainer> trainers;
+    {
+      Trainer made{Runtime(RuntimeOptions::from(config), factory), nullptr};
+      made.engine = std::make_unique<Engine>(made.runtime, odd_model(), config);
+      trainers.push_back(std::move(made));
+    }
+    trainers.reserve(trainers.capacity() + 1);  // moves it again
+    Trainer& trainer = trainers.front();
+    whole_step(*trainer.engine, trainer.runtime, 0);
+    EXPECT_TRUE(trainer.engine->step().applied);
+    EXPECT_EQ(&trainer.engine->runtime().all(), &trainer.runtime.all());
+  });
+}
+
 TEST(EngineCalls, HandlesTurnBackMisuse) {
   on_ranks({}, [](Engine& engine, Runtime&) {
     engine.begin_micro_batch();
