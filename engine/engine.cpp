@@ -119,6 +119,7 @@ Engine::Impl::Impl(Runtime runtime_in, ModelSpec model_in, Config config_in, Eng
   (void)routing_of(*optimizer, store.tensors());
   check_update(config, *optimizer, store, updater.has_sums());
   reducer.set_reduction_group(agree_on_start(runtime, config, model, stages, *optimizer, rule.schedule()));
+  store.set_engine_number(runtime.next_engine_number());
   if (stages.joins_ends()) runtime.pipeline()->join_ends();
   on_all([this] {
     allocate();
