@@ -118,6 +118,7 @@ Engine::Impl::Impl(Runtime runtime_in, ModelSpec model_in, Config config_in, Eng
   check_chains(model, config, stages.cuts, runtime.mesh().size(MeshAxis::tensor), runtime.device().kind());
   (void)routing_of(*optimizer, store.tensors());
   check_update(config, *optimizer, store, updater.has_sums());
+  check_storable(*optimizer, store);
   reducer.set_reduction_group(agree_on_start(runtime, config, model, stages, *optimizer, rule.schedule()));
   store.set_engine_number(runtime.next_engine_number());
   if (stages.joins_ends()) runtime.pipeline()->join_ends();
