@@ -207,11 +207,15 @@ void Engine::Impl::set_phase(std::string_view phase, std::string_view unit) {
 
 Engine::Engine(Runtime& runtime, ModelSpec model, Config config, EngineOptions options)
     : impl_(
-          std::make_unique<Impl>(runtime.handle(), std::move(model), std::move(config), std::move(options))) {}
+          std::make_unique<Impl>(runtime.handle(), std::move(model), std::move(config), std::move(options))) {
+  self_ = std::make_shared<Engine*>(this);
+}
 Engine::Engine(Runtime& runtime, ModelSpec model, Config config, std::unique_ptr<Optimizer> optimizer)
     : Engine(runtime, std::move(model), std::move(config), EngineOptions{.optimizer = std::move(optimizer)}) {
 }
-Engine::~Engine() = default;
+Engine::~Engine() {
+  *self_ = nullptr;
+}
 
 void Engine::Impl::require_full_lengths(const Shape& shape) const {
   const std::int64_t number = sequence.micro_batches().begun();
@@ -266,7 +270,7 @@ GatheredUnit Engine::gathered(UnitId unit, bool of_micro_batch) {
   impl_->model.unit(unit);  // throws for an unknown unit
   impl_->guarded([&] { impl_->sequence.acquire(unit.index, of_micro_batch); });
   GatheredUnit handle;
-  handle.engine_ = this;
+  handle.engine_ = self_;
   handle.unit_ = unit.index;
   handle.micro_batch_ = of_micro_batch ? impl_->sequence.micro_batches().current() : -1;
   handle.exceptions_ = std::uncaught_exceptions();
@@ -291,7 +295,7 @@ UnitGradients Engine::gradients_ahead(UnitId unit) {
   impl_->model.unit(unit);
   impl_->guarded([&] { impl_->sequence.open_gradients(unit.index); });
   UnitGradients handle;
-  handle.engine_ = this;
+  handle.engine_ = self_;
   handle.unit_ = unit.index;
   handle.micro_batch_ = impl_->sequence.micro_batches().current();
   handle.exceptions_ = std::uncaught_exceptions();

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -420,6 +421,51 @@ TEST(Unwinding, GradientsThatAnExceptionDropsEndThePeersAtOnce) {
         }),
         HasSubstr("rank 1 failed: an exception unwound it while it held the gradients of unit mixed"));
   });
+}
+
+/// A part of a program that lives longer than the engine and keeps what it got from it.
+struct Keeper {
+  StepBuffer buffer;
+  GatheredUnit weights;
+  std::optional<UnitGradients> gradients;
+  HostCopy copy;
+};
+
+TEST(Unwinding, HandlesThatOutliveTheEngineReturnNothingToIt) {
+  for (const bool throws : {true, false}) {
+    OddRun run;
+    run.stage = 3;
+    Config config = odd_config(run);
+    config.activation_checkpointing = config.offload.activations = true;
+    run_thread_ranks(1, [&](int, const CommunicatorFactory& factory) {
+      Runtime runtime(RuntimeOptions::from(config), factory);
+      const std::int64_t before = runtime.ledger().total(Tier::device);
+      Keeper keeper;
+      const auto work = [&] {
+        Engine engine(runtime, odd_model(), config);
+        engine.begin_micro_batch();
+        keeper.buffer = engine.acquire(4096, Category::activations, "kept");
+        keeper.copy = engine.send_to_host(engine.acquire(4096, Category::activations, "sent"), "sent");
+        keeper.weights = engine.gather({1});
+        keeper.gradients.emplace(engine.gradients({1}));
+        if (throws) throw std::runtime_error("the layer found no number");
+      };
+      if (throws) {
+        EXPECT_THAT(message_of<std::runtime_error>(work), HasSubstr("the layer found no number"));
+      } else {
+        work();
+      }
+      EXPECT_FALSE(keeper.buffer);
+      EXPECT_FALSE(keeper.copy);
+      EXPECT_EQ(runtime.ledger().total(Tier::device), before) << "the engine takes its memory back";
+      EXPECT_EQ(message_of<LogicError>([&] { keeper.weights.tensor(0); }),
+                "tensor() of a handle whose engine has ended");
+      EXPECT_EQ(message_of<LogicError>([&] { keeper.gradients->target(0); }),
+                "target() of a handle whose engine has ended");
+      EXPECT_EQ(message_of<LogicError>([&] { std::move(*keeper.gradients).reduce(); }),
+                "reduce() of a handle whose engine has ended");
+    });
+  }
 }
 
 TEST(Unwinding, ARankAloneGoesOnToTheEndOfTheMicroBatch) {

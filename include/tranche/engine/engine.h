@@ -315,6 +315,8 @@ class Engine {
   GatheredUnit gathered(UnitId unit, bool of_micro_batch);
   struct Impl;
   std::unique_ptr<Impl> impl_;
+  std::shared_ptr<Engine*>
+      self_;  ///< shared with the handles, for which it becomes null when the engine ends
 };
 
 }  // namespace tranche
