@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
+#include "core/json.h"
 #include "partition/placement.h"
 #include "tranche/core/error.h"
 
@@ -21,22 +24,36 @@ constexpr std::int64_t most_elements = INT64_MAX / 8;
 /// The most pairs of boxes of one tensor that are compared, over all tensors.
 constexpr std::int64_t most_pairs = std::int64_t{1} << 23;
 
-/// In HDF5 paths '/' separates names, and "." means "here".
-void require_name(std::string_view what, std::string_view name) {
-  bool good = !name.empty() && name.size() <= 1024 && name.find('\0') == std::string_view::npos;
-  for (std::size_t begin = 0; good && begin <= name.size();) {
-    const std::size_t end = std::min(name.find('/', begin), name.size());
-    const std::string_view part = name.substr(begin, end - begin);
-    good = !part.empty() && part != "." && part != "..";
-    begin = end + 1;
+/// The longest name, in bytes.
+constexpr std::size_t longest_name = 1024;
+
+/// Names that share one group of an HDF5 file. They must outlive this.
+class Names {
+ public:
+  /// Throws InvalidArgument if `name` cannot be added.
+  void claim(std::string_view what, std::string_view name) {
+    if (const std::string fault = fault_of_name(name); !fault.empty()) {
+      throw InvalidArgument(fmt::format("{} '{}' {}", what, shown_name(name), fault));
+    }
+    if (!names_.insert(name).second) throw InvalidArgument(fmt::format("{} '{}' is there twice", what, name));
+    if (const auto inner = groups_.find(name); inner != groups_.end()) refuse(what, name, inner->second);
+    for (std::size_t end = name.find('/'); end != std::string_view::npos; end = name.find('/', end + 1)) {
+      const std::string_view group = name.substr(0, end);
+      if (names_.contains(group)) refuse(what, group, name);
+      groups_.emplace(group, name);
+    }
   }
-  if (!good) {
+
+ private:
+  [[noreturn]] static void refuse(std::string_view what, std::string_view outer, std::string_view inner) {
     throw InvalidArgument(
-        fmt::format("{} '{}' cannot be shown as a path in an HDF5 file: parts between '/' must "
-                    "not be empty, '.' or '..'",
-                    what, name));
+        fmt::format("the {} names '{}' and '{}' do not fit into one HDF5 file, where '{}' would be both a "
+                    "dataset and a group; rename one of them",
+                    what, outer, inner, outer));
   }
-}
+  std::unordered_set<std::string_view> names_;
+  std::unordered_map<std::string_view, std::string_view> groups_;  ///< a name in each group
+};
 
 void require_storable(std::string_view what, DataType dtype) {
   if (dtype != DataType::float32 && dtype != DataType::bfloat16 && dtype != DataType::float16) {
@@ -225,6 +242,59 @@ InstanceRecord instance_of(const detail::Placement& placement, int number, int p
 
 }  // namespace
 
+std::string fault_of_name(std::string_view name) {
+  if (name.size() > longest_name) {
+    return fmt::format("has {} bytes; names in a checkpoint have at most {}", name.size(), longest_name);
+  }
+  if (name.find('\0') != std::string_view::npos) return "has a NUL byte, at which HDF5 would end it";
+  if (!tranche::detail::is_utf8(name)) return "is not UTF-8, as names in a checkpoint are";
+  for (std::size_t begin = 0; begin <= name.size();) {
+    const std::size_t end = std::min(name.find('/', begin), name.size());
+    const std::string_view part = name.substr(begin, end - begin);
+    // In HDF5 paths '/' separates names, and "." means "here".
+    if (part.empty() || part == "." || part == "..") {
+      return "cannot be shown as a path in an HDF5 file: parts between '/' must not be empty, '.' or '..'";
+    }
+    begin = end + 1;
+  }
+  return {};
+}
+
+std::string shown_name(std::string_view name) {
+  constexpr std::size_t most = 64;
+  const bool text = tranche::detail::is_utf8(name);
+  std::string shown;
+  for (const char c : name.substr(0, most)) {
+    const auto byte = static_cast<unsigned char>(c);
+    const bool plain = byte >= 0x20 && byte != 0x7f && (byte < 0x80 || (text && name.size() <= most));
+    shown += plain ? std::string(1, c) : fmt::format("\\x{:02x}", byte);
+  }
+  return name.size() > most ? shown + "..." : shown;
+}
+
+void require_names(const std::vector<UnitDescription>& units, const std::vector<StateDescription>& states) {
+  Names names;
+  std::unordered_set<std::string_view> unit_names;
+  for (const UnitDescription& unit : units) {
+    if (!tranche::detail::is_utf8(unit.name)) {
+      throw InvalidArgument(
+          fmt::format("unit '{}' is not UTF-8, as names in a checkpoint are", shown_name(unit.name)));
+    }
+    if (!unit_names.insert(unit.name).second)
+      throw InvalidArgument(fmt::format("unit '{}' is there twice", unit.name));
+    for (const TensorDescription& tensor : unit.tensors) {
+      names.claim("tensor", tensor.name);
+      for (const std::string& alias : tensor.aliases) names.claim("alias", alias);
+    }
+  }
+  std::map<int, Names> of_class;
+  for (const StateDescription& state : states) {
+    const auto [of, first] = of_class.try_emplace(state.state_class);
+    if (first) of->second.claim("optimizer state", "weight");
+    of->second.claim("optimizer state", state.name);
+  }
+}
+
 BlockFormat block_format_of(DataType dtype) {
   if (!is_block(dtype)) return {};
   return {std::string(name_of(dtype)), block8_elements, block8_bytes};
@@ -348,6 +418,7 @@ std::string Layout::saved_by() const {
 
 Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<StateDescription>& states,
                    DataType weight_dtype, DataType frozen_dtype, const Mesh& mesh) {
+  require_names(units, states);
   Layout layout;
   layout.world = mesh.ranks();
   std::vector<std::string> axes;
@@ -355,12 +426,6 @@ Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<
     axes.emplace_back(name_of(axis));
     layout.mesh.push_back({axes.back(), mesh.size(axis)});
   }
-  std::unordered_set<std::string> names;
-  std::unordered_set<std::string> unit_names;
-  const auto claim = [&](std::string_view what, const std::string& name) {
-    require_name(what, name);
-    if (!names.insert(name).second) throw InvalidArgument(fmt::format("{} '{}' is there twice", what, name));
-  };
   int classes = 1;
   for (const UnitDescription& unit : units) {
     for (const TensorDescription& tensor : unit.tensors) classes = std::max(classes, tensor.state_class + 1);
@@ -383,11 +448,7 @@ Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<
   int first_tensor = 0;
   for (const UnitDescription& unit : units) {
     UnitRecord record{unit.name, unit.uses_per_micro_batch, {}, {}};
-    if (!unit_names.insert(unit.name).second)
-      throw InvalidArgument(fmt::format("unit '{}' is there twice", unit.name));
     for (const TensorDescription& tensor : unit.tensors) {
-      claim("tensor", tensor.name);
-      for (const std::string& alias : tensor.aliases) claim("alias", alias);
       const int state_class = tensor.frozen ? 0 : tensor.state_class;
       record.tensors.push_back({tensor.name, tensor.shape, tensor.frozen, tensor.aliases, state_class});
       any[kind_of_buffer(tensor.frozen, state_class)] = true;
@@ -427,10 +488,8 @@ Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<
   for (int of = 0; of < classes; ++of) add_section("weights", "weight", weight_dtype, of);
   if (any[kind_of_buffer(true, 0)]) layout.sections.push_back({"frozen", "weight", frozen_dtype, true});
   for (int of = 0; of < classes; ++of) {
-    names = {"weight"};
     for (const StateDescription& state : states) {
       if (state.state_class != of) continue;
-      claim("optimizer state", state.name);
       if (!is_block(state.dtype)) require_storable("optimizer state " + state.name, state.dtype);
       add_section("state", state.name, state.dtype, of);
     }
@@ -440,12 +499,9 @@ Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<
 }
 
 void add_arrays(Layout& layout, std::vector<ArrayRecord> arrays) {
-  std::unordered_set<std::string> names;
+  Names names;
   for (const ArrayRecord& array : arrays) {
-    require_name("array", array.name);
-    if (!names.insert(array.name).second) {
-      throw InvalidArgument(fmt::format("array '{}' is there twice", array.name));
-    }
+    names.claim("array", array.name);
     if (is_block(array.dtype)) {
       throw InvalidArgument(fmt::format("array '{}' is in {}, which is a format of optimizer states alone",
                                         array.name, name_of(array.dtype)));

@@ -194,12 +194,21 @@ struct StateDescription {
   int state_class = 0;
 };
 
+/// Why checkpoints cannot hold a tensor, alias, array or optimizer state of this name, as the end of a
+/// sentence about it ("is not UTF-8 ..."); empty if they can.
+std::string fault_of_name(std::string_view name);
+/// A name as messages show it: bytes that a terminal cannot show are escaped, and a long name is cut.
+std::string shown_name(std::string_view name);
+/// Throws InvalidArgument on names that no checkpoint can hold: those with a fault_of_name(), names that are
+/// used twice (aliases included), a name that begins with another one and '/' (HDF5 would need a dataset and
+/// a group of one name), a state named "weight", and units whose names are not UTF-8.
+void require_names(const std::vector<UnitDescription>& units, const std::vector<StateDescription>& states);
+
 /// Lays units out over the ranks of `mesh` as FlatLayout does (a unit's state classes and its frozen tensors
 /// separately, each in declared order), sharded over the ranks that hold equal values. Replicas of a shard
 /// store one part each, so that each element is stored once. `weight_dtype` is that of the trainable tensors'
-/// stored weights (the master weights), `frozen_dtype` that of frozen ones. Throws InvalidArgument on names
-/// that are used twice (aliases included), empty or impossible in HDF5 ("a//b", "." ...), a state named
-/// "weight", and dtypes other than fp32, bf16 and fp16 (or, for states, block formats).
+/// stored weights (the master weights), `frozen_dtype` that of frozen ones. Throws InvalidArgument like
+/// require_names(), and on dtypes other than fp32, bf16 and fp16 (or, for states, block formats).
 Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<StateDescription>& states,
                    DataType weight_dtype, DataType frozen_dtype, const Mesh& mesh);
 /// The same over a single axis.

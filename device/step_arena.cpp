@@ -301,7 +301,7 @@ struct StepArena::Impl {
 // ---- the buffer
 
 StepBuffer::StepBuffer(StepBuffer&& other) noexcept
-    : arena_(std::exchange(other.arena_, nullptr)),
+    : arena_(std::move(other.arena_)),
       data_(std::exchange(other.data_, nullptr)),
       bytes_(std::exchange(other.bytes_, 0)),
       slot_(std::exchange(other.slot_, -1)),
@@ -311,7 +311,7 @@ StepBuffer::StepBuffer(StepBuffer&& other) noexcept
 StepBuffer& StepBuffer::operator=(StepBuffer&& other) noexcept {
   if (this == &other) return *this;
   release();
-  arena_ = std::exchange(other.arena_, nullptr);
+  arena_ = std::move(other.arena_);
   data_ = std::exchange(other.data_, nullptr);
   bytes_ = std::exchange(other.bytes_, 0);
   slot_ = std::exchange(other.slot_, -1);
@@ -323,7 +323,7 @@ StepBuffer& StepBuffer::operator=(StepBuffer&& other) noexcept {
 void StepBuffer::release() noexcept {
   if (arena_ == nullptr) return;
   Event after;
-  if (stream_ != nullptr) {
+  if (stream_ != nullptr && *arena_ != nullptr) {
     try {
       after = stream_->record();
     } catch (...) {
@@ -340,8 +340,8 @@ void StepBuffer::release() noexcept {
 
 void StepBuffer::release(const Event& after) noexcept {
   if (arena_ == nullptr) return;
-  arena_->give_back(*this, after);
-  arena_ = nullptr;
+  if (*arena_ != nullptr) (*arena_)->give_back(slot_, after);
+  arena_.reset();
   data_ = nullptr;
   bytes_ = 0;
   slot_ = -1;
@@ -352,9 +352,13 @@ void StepBuffer::release(const Event& after) noexcept {
 // ---- the arena
 
 StepArena::StepArena(MemoryResource& resource, Ledger& ledger)
-    : impl_(std::make_unique<Impl>(resource, ledger)) {}
+    : impl_(std::make_unique<Impl>(resource, ledger)), self_(std::make_shared<StepArena*>(this)) {}
 
 StepArena::~StepArena() {
+  *self_ = nullptr;
+  for (std::size_t slot = 0; slot < impl_->held.size(); ++slot) {
+    if (impl_->held[slot].source != Source::none) give_back(static_cast<std::int64_t>(slot), {});
+  }
   impl_->free_block();
 }
 
@@ -475,16 +479,16 @@ StepBuffer StepArena::acquire(std::int64_t bytes, Category category, std::string
     for (const Event& event : buffer.ready_) wait_quietly(event);
     arena.poison(entry.data, bytes);
   }
-  buffer.arena_ = this;
+  buffer.arena_ = self_;
   buffer.data_ = entry.data;
   buffer.bytes_ = bytes;
   buffer.slot_ = index;
   return buffer;
 }
 
-void StepArena::give_back(StepBuffer& buffer, const Event& after) noexcept {
+void StepArena::give_back(std::int64_t slot_number, const Event& after) noexcept {
   Impl& arena = *impl_;
-  Held& entry = arena.held[static_cast<std::size_t>(buffer.slot_)];
+  Held& entry = arena.held[static_cast<std::size_t>(slot_number)];
   const std::int64_t aligned = aligned_bytes(entry.bytes);
   if (arena.poison && entry.bytes > 0) {
     wait_quietly(after);
@@ -507,7 +511,7 @@ void StepArena::give_back(StepBuffer& buffer, const Event& after) noexcept {
   }
   ++arena.instant;
   entry.source = Source::none;
-  arena.free_entries.push_back(buffer.slot_);
+  arena.free_entries.push_back(slot_number);
 }
 
 bool StepArena::planned(std::string_view program) const {

@@ -30,6 +30,12 @@ std::string choose_checkpoint(Communicator& ranks, FileSystem& files, const std:
   })[0];
 }
 
+std::string listed(const std::set<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
 }  // namespace
 
 CheckpointLoader::CheckpointLoader(const Runtime& runtime, const Config& config, StateStore& store,
@@ -258,10 +264,18 @@ void CheckpointLoader::describe(const Found& found, const std::string& path, Loa
 }
 
 void CheckpointLoader::note_dropped_states(const Found& found, LoadResult& result) const {
-  std::set<std::string> dropped;
+  std::set<std::string> dropped, of_frozen;
+  std::vector<std::string> frozen;
   for (std::size_t t = 0; t < found.match.stored.size(); ++t) {
-    if (store_.tensors()[t].frozen || found.match.stored[t] == nullptr) continue;
-    for (const std::string& kind : found.reader->kinds(*found.match.stored[t])) {
+    if (found.match.stored[t] == nullptr) continue;
+    std::vector<std::string> kinds = found.reader->kinds(*found.match.stored[t]);
+    if (store_.tensors()[t].frozen) {
+      std::erase(kinds, "weight");
+      if (!kinds.empty()) frozen.push_back(store_.tensors()[t].name);
+      of_frozen.insert(kinds.begin(), kinds.end());
+      continue;
+    }
+    for (const std::string& kind : kinds) {
       const std::vector<OptimizerStateTensor>& states = store_.buffer_of(store_.tensors()[t]).states;
       const bool used = kind == "weight" || std::any_of(states.begin(), states.end(), [&](const auto& state) {
                           return state.name == kind;
@@ -273,11 +287,15 @@ void CheckpointLoader::note_dropped_states(const Found& found, LoadResult& resul
     const auto described = parse_json(result.optimizer);
     const bool named = described.contains("type") && described["type"].is_string();
     const std::string saved_by = named ? described["type"].get<std::string>() : "another";
-    std::string names;
-    for (const std::string& kind : dropped) names += (names.empty() ? "" : ", ") + kind;
-    result.notes.push_back("optimizer " + optimizer_ + " has no use for " + names + " of " + found.folder +
-                           " (saved by " + saved_by + "): dropped, and not in later checkpoints");
+    result.notes.push_back("optimizer " + optimizer_ + " has no use for " + listed(dropped) + " of " +
+                           found.folder + " (saved by " + saved_by +
+                           "): dropped, and not in later checkpoints");
   }
+  if (frozen.empty()) return;
+  result.notes.push_back(
+      frozen.front() +
+      (frozen.size() == 1 ? " is" : " and " + std::to_string(frozen.size() - 1) + " more are") +
+      " frozen now: " + listed(of_frozen) + " of " + found.folder + " dropped, and not in later checkpoints");
 }
 
 void CheckpointLoader::require_whole_state(const char* call) const {

@@ -62,22 +62,22 @@ Config Engine::Impl::checked(Config config, const Runtime& runtime) {
   return config;
 }
 
-Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, EngineOptions options)
-    : runtime(runtime_in),
+Engine::Impl::Impl(Runtime runtime_in, ModelSpec model_in, Config config_in, EngineOptions options)
+    : runtime(std::move(runtime_in)),
       model(with_adapters(std::move(model_in), config_in.lora)),
-      config(checked(std::move(config_in), runtime_in)),
+      config(checked(std::move(config_in), runtime)),
       optimizer(options.optimizer ? std::move(options.optimizer) : make_optimizer(config)),
       scaler(scaler_options(config)),
-      world(runtime_in.all()),
-      stages(scheduled(divide(model, config, runtime_in.mesh().size(MeshAxis::pipeline),
-                              runtime_in.mesh().size(MeshAxis::tensor)),
+      world(runtime.all()),
+      stages(scheduled(divide(model, config, runtime.mesh().size(MeshAxis::pipeline),
+                              runtime.mesh().size(MeshAxis::tensor)),
                        config)),
-      compute(runtime_in.device().compute_stream()),
-      breakdown(runtime_in),
-      rule(runtime_in, config, std::move(options.schedule), breakdown),
-      arena(std::make_unique<StepArena>(runtime_in.memory(Tier::device), runtime_in.ledger())),
+      compute(runtime.device().compute_stream()),
+      breakdown(runtime),
+      rule(runtime, config, std::move(options.schedule), breakdown),
+      arena(std::make_unique<StepArena>(runtime.memory(Tier::device), runtime.ledger())),
       recorder(*arena, compute, config.debug.plan_memory),
-      data_groups(runtime_in, config, model),
+      data_groups(runtime, config, model),
       store(Residency(config),
             with_exchanges(lay_out(model, ParameterGroups(config.group_rules, config.frozen), *optimizer,
                                    runtime.mesh(), stages, runtime.rank(),
@@ -87,24 +87,24 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
                            config, runtime.device(), *arena, runtime.trace()),
             {runtime.device(), runtime.memory(Tier::device), runtime.memory(Tier::host)}),
       formulas(config, model, store, updater, &stages,
-               runtime_in.pipeline() == nullptr ? 0 : runtime_in.pipeline()->rank()),
+               runtime.pipeline() == nullptr ? 0 : runtime.pipeline()->rank()),
       updater(*optimizer, store.tensors(), config.precision, config.seed),
       matrices(
           store, config, updater, *optimizer,
           [&](const Placement& placement, int buffer) { return data_groups.of_matrices(placement, buffer); },
           runtime.device(), *arena),
       gatherer(store, gather_options(config, stages, model), *arena, compute, recorder.exposed()),
-      reducer(store, *arena, compute, runtime.ledger(), scalars, runtime_in.tensor(), config.overlap),
-      traffic(runtime_in, config, model, stages, store, formulas, matrices, reducer),
+      reducer(store, *arena, compute, runtime.ledger(), scalars, runtime.tensor(), config.overlap),
+      traffic(runtime, config, model, stages, store, formulas, matrices, reducer),
       boundary(store, config, updater, matrices, world, runtime.mesh(), runtime.device(), scalars,
                reducer.pieces()),
-      session(store, config, world, runtime_in.device(), runtime_in.memory(Tier::host), runtime_in.files(),
-              runtime_in.log(), runtime_in.trace()),
+      session(store, config, world, runtime.device(), runtime.memory(Tier::host), runtime.files(),
+              runtime.log(), runtime.trace()),
       progress(config, session),
-      base(runtime_in, config, model, store, workspace_buffer),
-      run_record(runtime_in, config, *optimizer, progress, rule, scaler, reducer),
-      loader(runtime_in, config, store, optimizer->name(), session, progress, base, run_record),
-      sequence(runtime_in, config, model,
+      base(runtime, config, model, store, workspace_buffer),
+      run_record(runtime, config, *optimizer, progress, rule, scaler, reducer),
+      loader(runtime, config, store, optimizer->name(), session, progress, base, run_record),
+      sequence(runtime, config, model,
                {store, *arena, recorder, gatherer, reducer, scalars, data_groups, boundary}, breakdown) {
   reducer.on_complete([this](FlatBuffer& flat) { sequence.early().complete(flat); });
   if (config.debug.poison_memory) arena->poison_with(make_poison_fill(runtime.device()));
@@ -118,7 +118,9 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
   check_chains(model, config, stages.cuts, runtime.mesh().size(MeshAxis::tensor), runtime.device().kind());
   (void)routing_of(*optimizer, store.tensors());
   check_update(config, *optimizer, store, updater.has_sums());
+  check_storable(*optimizer, store);
   reducer.set_reduction_group(agree_on_start(runtime, config, model, stages, *optimizer, rule.schedule()));
+  store.set_engine_number(runtime.next_engine_number());
   if (stages.joins_ends()) runtime.pipeline()->join_ends();
   on_all([this] {
     allocate();
@@ -204,11 +206,16 @@ void Engine::Impl::set_phase(std::string_view phase, std::string_view unit) {
 // --- Engine ---------------------------------------------------------------------------------------------
 
 Engine::Engine(Runtime& runtime, ModelSpec model, Config config, EngineOptions options)
-    : impl_(std::make_unique<Impl>(runtime, std::move(model), std::move(config), std::move(options))) {}
+    : impl_(
+          std::make_unique<Impl>(runtime.handle(), std::move(model), std::move(config), std::move(options))) {
+  self_ = std::make_shared<Engine*>(this);
+}
 Engine::Engine(Runtime& runtime, ModelSpec model, Config config, std::unique_ptr<Optimizer> optimizer)
     : Engine(runtime, std::move(model), std::move(config), EngineOptions{.optimizer = std::move(optimizer)}) {
 }
-Engine::~Engine() = default;
+Engine::~Engine() {
+  *self_ = nullptr;
+}
 
 void Engine::Impl::require_full_lengths(const Shape& shape) const {
   const std::int64_t number = sequence.micro_batches().begun();
@@ -263,7 +270,7 @@ GatheredUnit Engine::gathered(UnitId unit, bool of_micro_batch) {
   impl_->model.unit(unit);  // throws for an unknown unit
   impl_->guarded([&] { impl_->sequence.acquire(unit.index, of_micro_batch); });
   GatheredUnit handle;
-  handle.engine_ = this;
+  handle.engine_ = self_;
   handle.unit_ = unit.index;
   handle.micro_batch_ = of_micro_batch ? impl_->sequence.micro_batches().current() : -1;
   handle.exceptions_ = std::uncaught_exceptions();
@@ -288,7 +295,7 @@ UnitGradients Engine::gradients_ahead(UnitId unit) {
   impl_->model.unit(unit);
   impl_->guarded([&] { impl_->sequence.open_gradients(unit.index); });
   UnitGradients handle;
-  handle.engine_ = this;
+  handle.engine_ = self_;
   handle.unit_ = unit.index;
   handle.micro_batch_ = impl_->sequence.micro_batches().current();
   handle.exceptions_ = std::uncaught_exceptions();

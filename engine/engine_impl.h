@@ -40,7 +40,7 @@
 namespace tranche {
 
 struct Engine::Impl {
-  Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, EngineOptions options);
+  Impl(Runtime runtime_in, ModelSpec model_in, Config config_in, EngineOptions options);
   static Config checked(Config config, const Runtime& runtime);
   ~Impl();
 
@@ -101,7 +101,7 @@ struct Engine::Impl {
   /// Returns the engine to the state between steps.
   void close_step(StepResult& result);
 
-  Runtime& runtime;
+  Runtime runtime;  ///< a handle of the program's, which may be moved
   ModelSpec model;
   Config config;
   std::unique_ptr<Optimizer> optimizer;

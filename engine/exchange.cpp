@@ -95,7 +95,7 @@ class CopiedGradients final : public GradientExchange {
     const TensorView shard = residency_.gradients(flat, flat.shard());
     if (flat.replicas != nullptr) gather(*flat.replicas, flat, out, shard.data, label);
     if (residency_.gathers_gradients()) {
-      gather(*flat.group, flat, shard, flat.gradients_data(), {flat.name, "reduce", Traffic::data});
+      gather(*flat.group, flat, shard, flat.gradients_data(), {label.unit, "reduce", Traffic::data});
     }
   }
 

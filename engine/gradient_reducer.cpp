@@ -355,7 +355,7 @@ void GradientReducer::reduce(Target& target, Target& last_use, FlatBuffer& flat,
   std::vector<Event> ready{compute_.record(), flat.reduce_done};
   ready.insert(ready.end(), received.ready().begin(), received.ready().end());
   exchange.reduce(flat, sent, received.data(), residency.gradients(flat, flat.owned()), sum, std::move(ready),
-                  {flat.name, "backward", Traffic::data});
+                  {store_.call_name(flat.name), "backward", Traffic::data});
   accumulated = 1;
   rounded.release(flat.reduce_done);
   received.release(flat.reduce_done);

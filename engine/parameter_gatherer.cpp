@@ -91,9 +91,10 @@ void ParameterGatherer::issue(int index) {
       from = place;
     }
     const bool training = program_ == Program::train;
-    flat.weights->gather(flat, {from, dtype, Shape{flat.layout.shard_elements()}},
-                         {whole.data(), dtype, Shape{flat.layout.padded_elements()}}, ready, training,
-                         {unit.name, training ? "forward_backward" : "evaluate", Traffic::data});
+    flat.weights->gather(
+        flat, {from, dtype, Shape{flat.layout.shard_elements()}},
+        {whole.data(), dtype, Shape{flat.layout.padded_elements()}}, ready, training,
+        {store_.call_name(unit.name), training ? "forward_backward" : "evaluate", Traffic::data});
     if (training && flat.weights->rounds()) quantized_elements_ += flat.layout.padded_elements();
     if (!options_.overlap) flat.gather_done.wait();
     gathered_elements_ += flat.layout.padded_elements();

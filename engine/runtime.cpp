@@ -140,6 +140,7 @@ struct Runtime::Impl {
   std::string place;                                       ///< set_place()
   Logger log;
   std::exception_ptr told;  ///< the last error passed to fail()
+  int engines = 0;          ///< as counted by next_engine_number()
 
   /// Makes the device and its tracked memory.
   void make_device(int index);
@@ -296,7 +297,7 @@ void Runtime::Impl::start_on_one_of_several(const CommunicatorFactory& factory, 
 }
 
 Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& factory)
-    : impl_(std::make_unique<Impl>()) {
+    : impl_(std::make_shared<Impl>()) {
   Impl& impl = *impl_;
   require_valid(options);
   impl.options = options;
@@ -376,6 +377,13 @@ Runtime::Runtime() = default;
 Runtime::~Runtime() = default;
 Runtime::Runtime(Runtime&&) noexcept = default;
 Runtime& Runtime::operator=(Runtime&&) noexcept = default;
+Runtime::Runtime(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Runtime Runtime::handle() const {
+  return Runtime(impl_);
+}
+int Runtime::next_engine_number() {
+  return ++impl_->engines;
+}
 
 const Config& Runtime::config() const {
   if (!impl_->config) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "checkpoint/digest.h"
+#include "checkpoint/layout.h"
 #include "engine/rank_texts.h"
 #include "tranche/core/error.h"
 
@@ -48,13 +49,15 @@ json described(const std::vector<SavedArray>& arrays, bool replicas, bool simula
       problem =
           fmt::format("has {} elements from {} on of {}", elements, array.first, array.shape.elements());
     }
+    const std::string fault = checkpoint::fault_of_name(array.name);
+    if (!fault.empty()) problem = fault;
     std::string digest;
     if ((kind == Kind::whole || (kind == Kind::part && replicas)) && !simulated && problem.empty()) {
       digest = checkpoint::to_hex(checkpoint::digest_of(std::span(
           static_cast<const std::byte*>(array.values.data), static_cast<std::size_t>(array.values.bytes()))));
     }
     const auto extents = array.shape.extents();
-    list.push_back({{"name", array.name},
+    list.push_back({{"name", fault.empty() ? array.name : checkpoint::shown_name(array.name)},
                     {"kind", static_cast<int>(kind)},
                     {"dtype", std::string(name_of(array.values.dtype))},
                     {"shape", std::vector<std::int64_t>(extents.begin(), extents.end())},

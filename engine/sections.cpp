@@ -26,8 +26,9 @@ FlatBuffer& buffer_of(StateStore& store, const checkpoint::Layout& layout,
   return store.buffer_of(store.tensors()[static_cast<std::size_t>(store.find_tensor(name))]);
 }
 
-checkpoint::Layout checkpoint_layout(const StateStore& store, DataType compute, const Mesh& mesh,
-                                     bool frozen) {
+namespace {
+
+std::vector<checkpoint::UnitDescription> units_of(const StateStore& store, bool frozen) {
   std::vector<checkpoint::UnitDescription> described;
   for (const UnitState& unit : store.units()) {
     checkpoint::UnitDescription description{unit.name, unit.uses_in_model, {}};
@@ -41,13 +42,29 @@ checkpoint::Layout checkpoint_layout(const StateStore& store, DataType compute, 
     }
     described.push_back(std::move(description));
   }
+  return described;
+}
+
+std::vector<checkpoint::StateDescription> states_of(const StateStore& store) {
   std::vector<checkpoint::StateDescription> states;
   for (std::size_t of = 0; of < store.state_classes().size(); ++of) {
     for (const OptimizerStateTensor& state : store.state_classes()[of].states) {
       states.push_back({state.name, state.dtype, static_cast<int>(of)});
     }
   }
-  return checkpoint::make_layout(described, states, store.residency().saved_master_type(), compute, mesh);
+  return states;
+}
+
+}  // namespace
+
+void require_names(const StateStore& store) {
+  checkpoint::require_names(units_of(store, /*frozen=*/true), states_of(store));
+}
+
+checkpoint::Layout checkpoint_layout(const StateStore& store, DataType compute, const Mesh& mesh,
+                                     bool frozen) {
+  return checkpoint::make_layout(units_of(store, frozen), states_of(store),
+                                 store.residency().saved_master_type(), compute, mesh);
 }
 
 }  // namespace tranche::detail

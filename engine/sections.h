@@ -23,6 +23,9 @@ TensorView section_of(const ShardSlice& slice, const checkpoint::SectionRecord& 
 FlatBuffer& buffer_of(StateStore& store, const checkpoint::Layout& layout,
                       const checkpoint::SectionPiece& piece);
 
+/// Throws InvalidArgument for names of units, tensors or optimizer states that no checkpoint can hold.
+void require_names(const StateStore& store);
+
 /// The layout of a checkpoint of the store, over the ranks of `mesh`: of all tensors, or, without `frozen`,
 /// of trainable ones. A unit without saved tensors is kept, empty.
 checkpoint::Layout checkpoint_layout(const StateStore& store, DataType compute, const Mesh& mesh,

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <vector>
 
+#include "core/json.h"
 #include "device/process_memory.h"
+#include "engine/sections.h"
 #include "tranche/core/error.h"
 #include "tranche/kernels/matmul.h"
 
@@ -63,6 +66,15 @@ std::string advice_on_host_memory(const OffloadConfig& offload) {
 }
 
 }  // namespace
+
+void check_storable(const Optimizer& optimizer, const StateStore& store) {
+  require_names(store);
+  const std::string text = optimizer.describe();
+  if (parse_json(text).is_object()) return;
+  throw InvalidArgument("describe() of optimizer " + optimizer.name() +
+                        " must be a JSON object, which checkpoints hold, not '" +
+                        checkpoint::shown_name(text) + "'");
+}
 
 void check_host_memory(const Runtime& runtime, const Config& config, const StateStore& store,
                        const StateFormulas& formulas) {

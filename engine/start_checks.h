@@ -23,6 +23,9 @@ std::string routing_of(const Optimizer& optimizer, std::span<const TensorState> 
 std::string need_of_all_gradients(const Optimizer& optimizer, const StateStore& store, bool sums);
 /// Throws ConfigurationError where tranche.update: as_reduced is asked for and units cannot be updated so.
 void check_update(const Config& config, const Optimizer& optimizer, const StateStore& store, bool sums);
+/// Throws InvalidArgument for names and an Optimizer::describe() that no checkpoint can hold, so that it is
+/// not the first save, after the training, that refuses them.
+void check_storable(const Optimizer& optimizer, const StateStore& store);
 /// Throws OutOfMemory if the host has less memory than the state of all ranks of the node needs there.
 void check_host_memory(const Runtime& runtime, const Config& config, const StateStore& store,
                        const StateFormulas& formulas);

@@ -123,6 +123,14 @@ void StateStore::require_held(const TensorState& tensor) const {
                         " of the pipeline, and not by this rank's");
 }
 
+std::string_view StateStore::call_name(std::string_view name) {
+  if (engine_number_ == 1) return name;
+  const auto found = call_names_.find(name);
+  if (found != call_names_.end()) return found->second;
+  return call_names_.emplace(name, std::string(name) + " of engine " + std::to_string(engine_number_))
+      .first->second;
+}
+
 // --- Memory ---------------------------------------------------------------------------------------------
 
 void StateStore::set_offload(std::unique_ptr<OffloadedState> offload) {
@@ -300,7 +308,8 @@ void StateStore::write_parameters(FlatBuffer& flat, ElementRange range, const vo
 
 void StateStore::gather_updated(FlatBuffer& flat, const char* phase) {
   if (flat.empty()) return;
-  flat.weights->gather_updated(flat, for_training_.value_or(true), {flat.name, phase, Traffic::data});
+  flat.weights->gather_updated(flat, for_training_.value_or(true),
+                               {call_name(flat.name), phase, Traffic::data});
 }
 
 void StateStore::publish(FlatBuffer& flat, const char* phase) {

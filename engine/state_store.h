@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -72,6 +73,11 @@ class StateStore {
   const TensorState& tensor_in_unit(int unit, int index) const;
   /// Throws InvalidArgument, naming the stage, for a tensor that another stage of a pipeline holds.
   void require_held(const TensorState& tensor) const;
+  /// The engine's number among those of its runtime.
+  void set_engine_number(int number) { engine_number_ = number; }
+  /// `name` as a unit in labels of collectives: "a", and "a of engine 2" from the second engine of a runtime
+  /// on, so that the calls of two engines never match. Lives as long as the store and `name`.
+  std::string_view call_name(std::string_view name);
 
   // --- Memory ---
   /// Takes the part that keeps state off the device. Called before allocate(); without it all state is on the
@@ -148,6 +154,8 @@ class StateStore {
   Residency residency_;
   StateObserver* observer_ = nullptr;
   std::unique_ptr<OffloadedState> offload_;  ///< null: all state lives on the device
+  int engine_number_ = 1;
+  std::map<std::string, std::string, std::less<>> call_names_;  ///< of later engines than the first
   std::optional<bool> for_training_ = true;  ///< as given to set_weights_for(); empty: unknown
 };
 

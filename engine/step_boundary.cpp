@@ -141,7 +141,7 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nomina
   std::vector<StepRecord> received(ranks_.simulated() ? 1 : rank_count, mine);
   ranks_
       .all_gather(&mine, received.data(), sizeof(StepRecord), DataType::uint8, 0, {},
-                  OperationLabel{"step", "agree", Traffic::control, Tier::host})
+                  OperationLabel{store_.call_name("step"), "agree", Traffic::control, Tier::host})
       .wait();
   if (!ranks_.simulated()) all.records = std::move(received);
   compare_calls(all.records, step);

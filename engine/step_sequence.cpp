@@ -183,7 +183,7 @@ EvaluationResult StepSequence::end_evaluation() {
   std::vector<Evaluated> all(static_cast<std::size_t>(runtime_.size()), mine);
   runtime_.all()
       .all_gather(&mine, all.data(), sizeof(Evaluated), DataType::uint8, 0, {},
-                  OperationLabel{"evaluation", "agree", Traffic::control, Tier::host})
+                  OperationLabel{parts_.store.call_name("evaluation"), "agree", Traffic::control, Tier::host})
       .wait();
   EvaluationResult result;
   LossTotal loss;

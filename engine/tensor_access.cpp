@@ -85,7 +85,7 @@ std::vector<float> TensorAccess::to_all_stages(int index, std::vector<float> val
   const int root = placement.buffer(placement.buffer_of(index)).stages.front();
   pipeline_
       ->broadcast(values.data(), static_cast<std::int64_t>(values.size()), DataType::float32, root, {},
-                  access_label(tensor_at(index).name))
+                  access_label(store_.call_name(tensor_at(index).name)))
       .wait();
   return values;
 }
@@ -103,7 +103,7 @@ std::vector<float> TensorAccess::whole_of_parts(int index, const std::vector<flo
     if (tensor_ranks_->rank() == root) values = local;
     tensor_ranks_
         ->broadcast(values.data(), static_cast<std::int64_t>(values.size()), DataType::float32, root, {},
-                    access_label(tensor.name))
+                    access_label(store_.call_name(tensor.name)))
         .wait();
     common_runs(tensor.shape, box, whole_tensor, {0, elements_of(box)}, [&](const CommonRun& run) {
       std::copy_n(values.begin() + run.first, run.elements, whole.begin() + run.tensor);
@@ -154,7 +154,7 @@ std::vector<float> TensorAccess::gather(int index, DataType dtype, ElementRange 
       if (range.empty()) return;
       ranks
           .broadcast(values.data() + (range.begin - offset), range.size(), DataType::float32, root, {},
-                     access_label(tensor.name))
+                     access_label(store_.call_name(tensor.name)))
           .wait();
     };
     // Every rank of the group must make the same number of calls, even if it has nothing to send.
@@ -295,13 +295,13 @@ std::vector<float> TensorAccess::main_gradient(int index, bool reduced, int redu
     GradientSum in_order;
     in_order.order(flat, reduction_group);
     exchange.reduce(flat, sent, received.data(), {sum.data(), summed, Shape{shard_range.size()}}, in_order,
-                    {compute_.record()}, access_label(tensor.name, Tier::device));
+                    {compute_.record()}, access_label(store_.call_name(tensor.name), Tier::device));
     flat.reduce_done.wait();
     std::vector<float> values = from({sum.data(), summed, Shape{shard_range.size()}}, shard_range, false);
     if (flat.replicas == nullptr) return values;
     flat.replicas
         ->all_reduce(values.data(), static_cast<std::int64_t>(values.size()), DataType::float32,
-                     ReduceOperation::sum, access_label(tensor.name))
+                     ReduceOperation::sum, access_label(store_.call_name(tensor.name)))
         .wait();
     std::array<std::byte, sizeof(float)> rounded_once{};
     for (float& value : values) {
@@ -362,7 +362,7 @@ void TensorAccess::take_statistics(FlatBuffer& flat, kernels::GradientStatistics
 kernels::Digest TensorAccess::digest(Digested what) {
   StateDigest digest(store_, config_, mesh_, device_, memory_, workspace_,
                      what == Digested::weights_and_state, what == Digested::frozen_weights);
-  return digest.over(ranks_, access_label("digest"));
+  return digest.over(ranks_, access_label(store_.call_name("digest")));
 }
 
 }  // namespace tranche::detail

@@ -188,9 +188,9 @@ void WholeMatrices::begin(MatrixExchange& exchange, Flight& flight, const Optimi
   flight.matrices = arena_.acquire(std::max(bytes_of_message(exchange.owned_elements), least_bytes),
                                    Category::communication, flat.name);
   for (const Event& event : flight.matrices.ready()) ready.push_back(event);
-  flight.arrived = exchange.group().all_to_all_v(flight.message.data(), exchange.given,
-                                                 flight.matrices.data(), exchange.received, message_type_,
-                                                 ready, OperationLabel{flat.name, "step", Traffic::data});
+  flight.arrived = exchange.group().all_to_all_v(
+      flight.message.data(), exchange.given, flight.matrices.data(), exchange.received, message_type_, ready,
+      OperationLabel{store_.call_name(flat.name), "step", Traffic::data});
   if (!config_.overlap) flight.arrived.wait();
 }
 
@@ -221,7 +221,7 @@ void WholeMatrices::compute(MatrixExchange& exchange, Flight& flight, const Opti
     }
   }
   const std::vector<Event> ready{compute_.record()};
-  const OperationLabel label{flat.name, "step", Traffic::data};
+  const OperationLabel label{store_.call_name(flat.name), "step", Traffic::data};
   flight.returned = ready;
   if (!all_have_all) {
     flight.returned = {exchange.group().all_to_all_v(matrices, exchange.matrices, flight.message.data(),

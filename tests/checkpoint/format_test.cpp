@@ -16,6 +16,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
+using tranche::test::nothing_thrown;
 using tranche::testing::boxed_layout;
 using tranche::testing::message_of;
 using tranche::testing::sample_layout;
@@ -105,6 +106,23 @@ TEST(CheckpointLayout, RefusesNamesThatCannotBe) {
     EXPECT_THAT(with({{name, two, false, {}}}), HasSubstr("cannot be shown as a path in an HDF5 file"))
         << name;
   }
+  // A name may begin with another one, but not with another one and '/', in whatever order they come.
+  const auto together = [&](const char* one, const char* other) {
+    return with({{one, two, false, {}}, {other, two, false, {}}});
+  };
+  EXPECT_EQ(together("a/b", "a/c"), nothing_thrown);
+  EXPECT_EQ(together("a", "ab/c"), nothing_thrown);
+  EXPECT_EQ(together("a", "a.b"), nothing_thrown);
+  for (const auto& [one, other] : {std::pair{"a", "a/b"}, std::pair{"a/b", "a"}}) {
+    EXPECT_EQ(
+        together(one, other),
+        "the tensor names 'a' and 'a/b' do not fit into one HDF5 file, where 'a' would be both a dataset "
+        "and a group; rename one of them");
+  }
+  EXPECT_THAT(together("a/b/c/d", "a/b"), HasSubstr("names 'a/b' and 'a/b/c/d' do not fit"));
+  // Each class of states has a group of its own.
+  EXPECT_EQ(with({{"a", two, false, {}}}, {{"m", DataType::float32}, {"m", DataType::float32, 1}}),
+            nothing_thrown);
   EXPECT_THAT(message_of<InvalidArgument>([&] {
                 make_layout({{"u", 1, {}}, {"u", 1, {}}}, {}, DataType::float32, DataType::float32, 2);
               }),

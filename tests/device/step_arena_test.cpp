@@ -541,6 +541,28 @@ TEST_F(StepArenaTest, MovesKeepOneOwner) {
   EXPECT_EQ(memory_.live(), 0);
 }
 
+TEST_F(StepArenaTest, BuffersThatOutliveTheArenaReturnNothingToIt) {
+  std::vector<StepBuffer> outliving(3);
+  {
+    StepArena arena(memory_, ledger_);
+    arena.begin("train", true);
+    { const StepBuffer planned = arena.acquire(64, Category::activations, "planned"); }
+    arena.end();
+    arena.begin("train", false);
+    outliving[0] = arena.acquire(64, Category::activations, "in the block");
+    outliving[1] = arena.acquire(4096, Category::gradients, "beside it");
+    outliving[2] = arena.acquire(0, Category::activations, "empty");
+    EXPECT_TRUE(outliving[0]);
+  }
+  EXPECT_FALSE(outliving[0]);
+  EXPECT_EQ(ledger_.total(Tier::device), 0) << "the arena takes back what its buffers hold";
+  outliving[1].release();
+  const StepBuffer moved = std::move(outliving[2]);
+  outliving.clear();
+  EXPECT_EQ(ledger_.total(Tier::device), 0);
+  EXPECT_TRUE(complaints_.empty());
+}
+
 TEST_F(StepArenaTest, PoisonFillsOnAcquireAndRelease) {
   arena_.set_poison(true);
   const auto step = [&] {

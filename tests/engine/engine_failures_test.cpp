@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -138,6 +139,84 @@ TEST(FailuresHalfWay, UnitsOfEqualSizeInAnotherOrderAreNamed) {
                 AllOf(HasSubstr("rank 0 issued reduce_scatter of unit tied"),
                       HasSubstr("where rank 1 issued reduce_scatter of unit tiny"),
                       HasSubstr("the ranks' calls differ")));
+  });
+}
+
+TEST(FailuresHalfWay, EnginesOfOneModelInAnotherOrderAreNamed) {
+  OddRun run;
+  run.ranks = 2;
+  const auto text_of = [&](const std::function<void(Engine&)>& call, bool steps = false) {
+    std::string text;
+    on_ranks(run, [&](Engine& first, Runtime& runtime) {
+      Engine second(runtime, odd_model(), odd_config(run));
+      const bool swaps = runtime.rank() == 1;
+      std::string mine = message_of<CommunicationError>([&] {
+        call(swaps ? second : first);
+        call(swaps ? first : second);
+        for (Engine* engine : {&first, &second}) {
+          if (steps) engine->step();
+        }
+      });
+      if (runtime.rank() == 0) text = std::move(mine);
+    });
+    return text;
+  };
+  const auto skip_all = [](Engine& engine) {
+    engine.begin_micro_batch();
+    for (const int unit : {0, 1, 2, 3}) engine.skip_gradients({unit});
+    end_with(engine, 0, 1);
+  };
+  const auto named = [](const std::string& call) {
+    return AllOf(HasSubstr("rank 0 issued " + call + " (number"),
+                 HasSubstr("where rank 1 issued " + call + " of engine 2 (number"),
+                 HasSubstr("the ranks' calls differ"));
+  };
+  for (run.stage = 0; run.stage <= 3; ++run.stage) {
+    EXPECT_THAT(text_of(skip_all, /*steps=*/true), named("reduce_scatter of unit tied"))
+        << "stage " << run.stage;
+  }
+  run.stage = 1;
+  EXPECT_THAT(text_of([](Engine& engine) { (void)engine.weights_digest(); }),
+              named("all_gather of unit digest"));
+  EXPECT_THAT(text_of([](Engine& engine) { (void)engine.read_weight("prime.c"); }), HasSubstr("of engine 2"));
+  EXPECT_THAT(text_of([](Engine& engine) {
+                engine.begin_evaluation();
+                (void)engine.end_evaluation();
+              }),
+              named("all_gather of unit evaluation"));
+  run.stage = 3;
+  EXPECT_THAT(text_of([](Engine& engine) {
+                engine.begin_evaluation();
+                engine.begin_micro_batch();
+                (void)engine.gather({1});
+              }),
+              named("all_gather of unit prime"));
+  // Engines that all ranks interleave alike are not mixed up.
+  const kernels::Digest alone = digest_after(run, [](Engine& engine, Runtime& runtime) {
+    whole_step(engine, runtime, 0);
+    engine.step();
+  });
+  on_ranks(run, [&](Engine& first, Runtime& runtime) {
+    Engine second(runtime, odd_model(), odd_config(run));
+    whole_step(second, runtime, 0);
+    whole_step(first, runtime, 0);
+    first.step();
+    second.step();
+    EXPECT_EQ(first.state_digest(), alone);
+    EXPECT_EQ(second.state_digest(), alone);
+  });
+}
+
+TEST(FailuresHalfWay, StepsOfTwoEnginesInAnotherOrderAreNamed) {
+  OddRun run;
+  run.ranks = 2;
+  on_ranks(run, [&](Engine& first, Runtime& runtime) {
+    Engine second(runtime, odd_model(), odd_config(run));
+    whole_step(first, runtime, 0);
+    whole_step(second, runtime, 0);
+    EXPECT_THAT(message_of<CommunicationError>([&] { (runtime.rank() == 0 ? first : second).step(); }),
+                AllOf(HasSubstr("rank 0 issued all_gather of unit step (number"),
+                      HasSubstr("where rank 1 issued all_gather of unit step of engine 2 (number")));
   });
 }
 
@@ -342,6 +421,51 @@ TEST(Unwinding, GradientsThatAnExceptionDropsEndThePeersAtOnce) {
         }),
         HasSubstr("rank 1 failed: an exception unwound it while it held the gradients of unit mixed"));
   });
+}
+
+/// A part of a program that lives longer than the engine and keeps what it got from it.
+struct Keeper {
+  StepBuffer buffer;
+  GatheredUnit weights;
+  std::optional<UnitGradients> gradients;
+  HostCopy copy;
+};
+
+TEST(Unwinding, HandlesThatOutliveTheEngineReturnNothingToIt) {
+  for (const bool throws : {true, false}) {
+    OddRun run;
+    run.stage = 3;
+    Config config = odd_config(run);
+    config.activation_checkpointing = config.offload.activations = true;
+    run_thread_ranks(1, [&](int, const CommunicatorFactory& factory) {
+      Runtime runtime(RuntimeOptions::from(config), factory);
+      const std::int64_t before = runtime.ledger().total(Tier::device);
+      Keeper keeper;
+      const auto work = [&] {
+        Engine engine(runtime, odd_model(), config);
+        engine.begin_micro_batch();
+        keeper.buffer = engine.acquire(4096, Category::activations, "kept");
+        keeper.copy = engine.send_to_host(engine.acquire(4096, Category::activations, "sent"), "sent");
+        keeper.weights = engine.gather({1});
+        keeper.gradients.emplace(engine.gradients({1}));
+        if (throws) throw std::runtime_error("the layer found no number");
+      };
+      if (throws) {
+        EXPECT_THAT(message_of<std::runtime_error>(work), HasSubstr("the layer found no number"));
+      } else {
+        work();
+      }
+      EXPECT_FALSE(keeper.buffer);
+      EXPECT_FALSE(keeper.copy);
+      EXPECT_EQ(runtime.ledger().total(Tier::device), before) << "the engine takes its memory back";
+      EXPECT_EQ(message_of<LogicError>([&] { keeper.weights.tensor(0); }),
+                "tensor() of a handle whose engine has ended");
+      EXPECT_EQ(message_of<LogicError>([&] { keeper.gradients->target(0); }),
+                "target() of a handle whose engine has ended");
+      EXPECT_EQ(message_of<LogicError>([&] { std::move(*keeper.gradients).reduce(); }),
+                "reduce() of a handle whose engine has ended");
+    });
+  }
 }
 
 TEST(Unwinding, ARankAloneGoesOnToTheEndOfTheMicroBatch) {

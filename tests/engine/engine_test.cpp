@@ -62,6 +62,109 @@ TEST(EngineCalls, OrderIsChecked) {
   });
 }
 
+TEST(EngineCalls, ARuntimeMayBeMovedWhileItsEnginesLive) {
+  OddRun run;
+  run.stage = 2;
+  const Config config = odd_config(run);
+  run_thread_ranks(1, [&](int, const CommunicatorFactory& factory) {
+    struct Trainer {
+      Runtime runtime;
+      std::unique_ptr<Engine> engine;
+    };
+    std::vector<Trainer> trainers;
+    {
+      Trainer made{Runtime(RuntimeOptions::from(config), factory), nullptr};
+      made.engine = std::make_unique<Engine>(made.runtime, odd_model(), config);
+      trainers.push_back(std::move(made));
+    }
+    trainers.reserve(trainers.capacity() + 1);  // moves it again
+    Trainer& trainer = trainers.front();
+    whole_step(*trainer.engine, trainer.runtime, 0);
+    EXPECT_TRUE(trainer.engine->step().applied);
+    EXPECT_EQ(&trainer.engine->runtime().all(), &trainer.runtime.all());
+  });
+}
+
+TensorSpec tensor_of_four(const std::string& name) {
+  TensorSpec tensor;
+  tensor.name = name;
+  tensor.shape = Shape{4};
+  return tensor;
+}
+
+/// The text with which an engine refuses a model, before a step and a save.
+std::string refusal_of(UnitSpec unit, std::unique_ptr<Optimizer> optimizer = nullptr) {
+  std::string text;
+  run_thread_ranks(1, [&](int, const CommunicatorFactory& factory) {
+    const Config config = odd_config({});
+    Runtime runtime(RuntimeOptions::from(config), factory);
+    ModelSpec model = odd_model();
+    text = message_of<InvalidArgument>([&] {
+      model.add_unit(std::move(unit));
+      const Engine engine(runtime, std::move(model), config, std::move(optimizer));
+    });
+  });
+  return text;
+}
+
+TEST(EngineStart, NamesThatNoCheckpointCanHoldAreRefused) {
+  const auto tensors = [](std::vector<std::string> names, const std::string& alias = {}) {
+    UnitSpec unit;
+    unit.name = "late";
+    for (const std::string& name : names) unit.tensors.push_back(tensor_of_four(name));
+    if (!alias.empty()) unit.tensors.back().aliases = {alias};
+    return unit;
+  };
+  EXPECT_EQ(refusal_of(tensors({"layer", "layer/bias"})),
+            "the tensor names 'layer' and 'layer/bias' do not fit into one HDF5 file, where 'layer' would be "
+            "both a dataset and a group; rename one of them");
+  EXPECT_THAT(refusal_of(tensors({"emb/w"}, "emb")),
+              HasSubstr("the alias names 'emb' and 'emb/w' do not fit into one HDF5 file"));
+  EXPECT_EQ(refusal_of(tensors({"caf\xe9"})), "tensor 'caf\\xe9' is not UTF-8, as names in a checkpoint are");
+  EXPECT_EQ(refusal_of({"caf\xe9", {tensor_of_four("w")}}),
+            "unit 'caf\\xe9' is not UTF-8, as names in a checkpoint are");
+  EXPECT_EQ(refusal_of(tensors({std::string("a\0b", 3)})),
+            "tensor 'a\\x00b' has a NUL byte, at which HDF5 would end it");
+  EXPECT_THAT(refusal_of(tensors({std::string(1025, 'x')})),
+              HasSubstr("x...' has 1025 bytes; names in a checkpoint have at most 1024"));
+  for (const char* name : {"a//b", "..", "/abs"}) {
+    EXPECT_THAT(refusal_of(tensors({name})),
+                HasSubstr(std::string("tensor '") + name + "' cannot be shown as a path in an HDF5 file"));
+  }
+  EXPECT_EQ(refusal_of(tensors({"caf\xc3\xa9/w", "caf\xc3\xa9/b"})), nothing_thrown);
+}
+
+/// A rule with the given states and description.
+struct NamedRule final : Optimizer {
+  std::vector<std::string> states_of_it;
+  std::string text = "{}";
+  std::string name() const override { return "Named"; }
+  std::vector<OptimizerStateTensor> state(const TrainableTensor&) const override {
+    std::vector<OptimizerStateTensor> states;
+    for (const std::string& of_it : states_of_it) states.push_back({of_it});
+    return states;
+  }
+  void apply(Stream&, const OptimizerStep&, const UpdateRange&) const override {}
+  std::string describe() const override { return text; }
+};
+
+TEST(EngineStart, OptimizersThatNoCheckpointCanHoldAreRefused) {
+  const auto refused = [](std::vector<std::string> states, const std::string& text = "{}") {
+    auto rule = std::make_unique<NamedRule>();
+    rule->states_of_it = std::move(states);
+    rule->text = text;
+    return refusal_of({"late", {tensor_of_four("w")}}, std::move(rule));
+  };
+  EXPECT_THAT(refused({""}), HasSubstr("optimizer state '' cannot be shown as a path in an HDF5 file"));
+  EXPECT_THAT(refused({".."}), HasSubstr("optimizer state '..' cannot be shown as a path in an HDF5 file"));
+  EXPECT_EQ(refused({"weight"}), "optimizer state 'weight' is there twice");
+  EXPECT_EQ(refused({"m", "m"}), "optimizer state 'm' is there twice");
+  EXPECT_EQ(
+      refused({"m"}, "momentum 0.9"),
+      "describe() of optimizer Named must be a JSON object, which checkpoints hold, not 'momentum 0.9'");
+  EXPECT_EQ(refused({"m", "v"}), nothing_thrown);
+}
+
 TEST(EngineCalls, HandlesTurnBackMisuse) {
   on_ranks({}, [](Engine& engine, Runtime&) {
     engine.begin_micro_batch();

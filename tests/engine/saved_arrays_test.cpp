@@ -179,6 +179,19 @@ TEST_F(Saving, ArraysThatDoNotFitTogetherAreRefusedOnAllRanks) {
               HasSubstr("rank 0 gives 'mean', which has no memory"));
   EXPECT_THAT(refused([](int, auto& arrays) { arrays[0].name = "random"; }),
               HasSubstr("array 'random' is there twice"));
+  const auto renamed = [&](const std::string& name, bool on_both = false) {
+    return refused([&](int rank, auto& arrays) {
+      if (rank == 1 || on_both) arrays[0].name = name;
+    });
+  };
+  EXPECT_THAT(renamed("temp\xe9rature"),
+              HasSubstr("rank 1 gives 'temp\\xe9rature', which is not UTF-8, as names in a checkpoint are"));
+  EXPECT_THAT(renamed(std::string("a\0b", 3)), HasSubstr("rank 1 gives 'a\\x00b', which has a NUL byte"));
+  EXPECT_THAT(renamed(std::string(1025, 'x')),
+              HasSubstr("xxx...', which has 1025 bytes; names in a checkpoint have at most 1024"));
+  EXPECT_THAT(renamed("../x"), HasSubstr("rank 1 gives '../x', which cannot be shown as a path in an HDF5"));
+  EXPECT_THAT(renamed("table/x", true),
+              HasSubstr("the array names 'table' and 'table/x' do not fit into one HDF5 file"));
 }
 
 TEST_F(Saving, WhatACheckpointDoesNotHoldOfArraysIsNamed) {

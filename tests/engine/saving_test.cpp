@@ -315,6 +315,27 @@ TEST_F(Saving, StatesThatAnotherOptimizerHasNoUseForAreNamed) {
       << "all else begins anew there";
 }
 
+TEST_F(Saving, StatesOfTensorsThatAreFrozenNowAreNamed) {
+  const OddRun run = setup(2, 1, DataType::bfloat16);
+  (void)train(run, {}, 2, path());
+  const auto note_with = [&](const std::string& pattern, bool weights_only) {
+    std::vector<std::string> notes;
+    on_ranks(
+        run,
+        [&](Engine& engine, Runtime& runtime) {
+          const LoadResult loaded = engine.load(path(), {.weights_only = weights_only});
+          if (runtime.rank() == 0) notes = loaded.notes;
+        },
+        [&](Config& config, RuntimeOptions&) { config.frozen.push_back(pattern); });
+    return notes;
+  };
+  const std::string dropped = " frozen now: exp_avg, exp_avg_sq of " + path("step-00000002") +
+                              " dropped, and not in later checkpoints";
+  EXPECT_THAT(note_with("prime.c", false), ::testing::Contains("prime.c is" + dropped));
+  EXPECT_THAT(note_with("prime.*", false), ::testing::Contains("prime.c and 1 more are" + dropped));
+  EXPECT_THAT(note_with("prime.c", true), ::testing::IsEmpty());
+}
+
 TEST_F(Saving, DefaultsOfEarlierVersionsThatAConfigurationDoesNotSpeakOfAreSaid) {
   (void)train(setup(1, 0, DataType::bfloat16), {}, 2, path());
   const auto notes = [&](bool given) {

@@ -22,7 +22,8 @@ class Stream;
 
 /// Move-only owner of memory of the step, returned at the end of its scope. ready() holds the events to wait
 /// for before the memory is accessed. A caller that releases it while work is pending passes the event of
-/// that work to release(), or the stream to used_on().
+/// that work to release(), or the stream to used_on(). If the arena (the engine) ends first, it takes back
+/// the memory, and the release does nothing.
 class StepBuffer {
  public:
   StepBuffer() = default;
@@ -42,11 +43,12 @@ class StepBuffer {
   void release() noexcept;
   /// Returns the memory; it may be reused once `after` has passed. No-op when empty.
   void release(const Event& after) noexcept;
-  explicit operator bool() const noexcept { return arena_ != nullptr; }
+  /// False for a buffer without memory, also because its arena has ended.
+  explicit operator bool() const noexcept { return arena_ != nullptr && *arena_ != nullptr; }
 
  private:
   friend class StepArena;
-  StepArena* arena_ = nullptr;
+  std::shared_ptr<StepArena*> arena_;  ///< points to null once the arena has ended
   void* data_ = nullptr;
   std::int64_t bytes_ = 0;
   std::int64_t slot_ = -1;
@@ -117,9 +119,10 @@ class StepArena {
 
  private:
   friend class StepBuffer;
-  void give_back(StepBuffer& buffer, const Event& after) noexcept;
+  void give_back(std::int64_t slot, const Event& after) noexcept;
   struct Impl;
   std::unique_ptr<Impl> impl_;
+  std::shared_ptr<StepArena*> self_;  ///< shared with the buffers
 };
 
 }  // namespace tranche

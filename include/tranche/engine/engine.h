@@ -59,8 +59,10 @@ class Engine {
  public:
   /// Collective over runtime.all(). Validates, lays out and allocates this rank's part of the state, and
   /// draws its initial weights. Throws OutOfMemory, and ConfigurationError, also when ranks disagree on
-  /// version, configuration, optimizer, schedule, model or numerics. `options` replace the configured
-  /// optimizer and schedule.
+  /// version, configuration, optimizer, schedule, model or numerics. Throws InvalidArgument, even if nothing
+  /// will be saved, for names and an Optimizer::describe() that no checkpoint can hold: names of tensors,
+  /// aliases and optimizer states are UTF-8 paths of at most 1024 bytes ("h.3/weight"), and none begins with
+  /// another one and '/'. `options` replace the configured optimizer and schedule.
   Engine(Runtime& runtime, ModelSpec model, Config config, EngineOptions options);
   Engine(Runtime& runtime, ModelSpec model, Config config, std::unique_ptr<Optimizer> optimizer = nullptr);
   ~Engine();
@@ -313,6 +315,8 @@ class Engine {
   GatheredUnit gathered(UnitId unit, bool of_micro_batch);
   struct Impl;
   std::unique_ptr<Impl> impl_;
+  std::shared_ptr<Engine*>
+      self_;  ///< shared with the handles, for which it becomes null when the engine ends
 };
 
 }  // namespace tranche

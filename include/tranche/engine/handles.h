@@ -16,7 +16,8 @@ class Engine;
 /// memory may then be reused at once by another unit, for work issued later. Move-only. The compute stream
 /// already waits for the tensors. If it is released while an exception unwinds, it issues nothing and waits
 /// for nothing. It belongs to the micro-batch in which it was gathered, even if another one is current when
-/// it is released.
+/// it is released. If the engine ends first, tensor() and spec() throw LogicError, and the release does
+/// nothing; the same holds for UnitGradients.
 ///
 /// The tensors are read-only. A write through a cast is lost at the next gather or update; or, if the compute
 /// weights are the master weights (fp32), it changes them on this rank alone, which weights_digest() reports.
@@ -42,7 +43,7 @@ class GatheredUnit {
 
  private:
   friend class Engine;
-  Engine* engine_ = nullptr;
+  std::shared_ptr<Engine*> engine_;  ///< points to null once the engine has ended
   int unit_ = -1;
   std::int64_t micro_batch_ = -1;
   int exceptions_ = 0;  ///< in flight when it was made; a higher count now means unwinding
@@ -106,7 +107,7 @@ class UnitGradients {
 
  private:
   friend class Engine;
-  Engine* engine_ = nullptr;
+  std::shared_ptr<Engine*> engine_;  ///< points to null once the engine has ended
   int unit_ = -1;
   std::int64_t micro_batch_ = -1;
   int exceptions_ = 0;  ///< in flight when it was made; a higher count now means unwinding

@@ -46,9 +46,9 @@ struct RuntimeOptions {
   static RuntimeOptions from(const Config& config) { return from(config, RuntimeOptions()); }
 };
 
-/// Move-only. It must be destroyed after every Engine made on it. Construction is collective over the
-/// factory's ranks. Its calls, and those of its engines, are made one at a time; only memory() may be used by
-/// any thread.
+/// Move-only, also while engines that were made on it live. It must be destroyed after every one of them.
+/// Construction is collective over the factory's ranks. Its calls, and those of its engines, are made one at
+/// a time; only memory() may be used by any thread.
 class Runtime {
  public:
   /// An empty Runtime, to be assigned to. Only fail() may be called on it, so that one catch block handles
@@ -135,8 +135,14 @@ class Runtime {
   const std::string& place() const;
 
  private:
+  friend class Engine;
   struct Impl;
-  std::unique_ptr<Impl> impl_;
+  explicit Runtime(std::shared_ptr<Impl> impl);
+  /// Another handle of the same runtime. Engines keep one, so that a move of this one does not concern them.
+  Runtime handle() const;
+  /// The number of the next engine that the ranks make together: 1, 2, 3 ...
+  int next_engine_number();
+  std::shared_ptr<Impl> impl_;
 };
 
 }  // namespace tranche

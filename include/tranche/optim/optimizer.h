@@ -158,7 +158,7 @@ class Optimizer {
   /// tensor's segments. Ordered on `stream`: when the enqueued work is done every write, also a non-temporal
   /// one, is visible to every waiter on an event recorded after it.
   virtual void apply(Stream& stream, const OptimizerStep& step, const UpdateRange& range) const = 0;
-  /// Hyper-parameters as JSON text, for reports and checkpoints.
+  /// Hyper-parameters as the text of a JSON object, for reports and checkpoints.
   virtual std::string describe() const = 0;
   /// True for a rule that passes `master`, `weight` and the rounding of a range to a kernel that supports all
   /// formats of RuleOperands::master; the engine refuses tranche.master for other rules.
