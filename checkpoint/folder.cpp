@@ -173,6 +173,19 @@ Manifest open_manifest(FileSystem& files, const std::string& folder) {
   return manifest;
 }
 
+std::string enclosing_checkpoint(FileSystem& files, const std::string& folder) {
+  std::error_code ignored;
+  std::filesystem::path path = std::filesystem::absolute(folder, ignored).lexically_normal();
+  for (; path.has_relative_path(); path = path.parent_path()) {
+    const std::string name = path.string();
+    if (files.exists(join_path(name, std::string(manifest_name))) &&
+        files.exists(join_path(name, std::string(master_name)))) {
+      return name;
+    }
+  }
+  return {};
+}
+
 std::vector<Listed> list_checkpoints(FileSystem& files, const std::string& parent) {
   std::vector<Listed> found;
   with_reason("cannot list checkpoints in " + parent, [&] {
@@ -188,8 +201,17 @@ std::vector<Listed> list_checkpoints(FileSystem& files, const std::string& paren
           continue;
       }
       const std::int64_t step = parse_step_name(name);
-      if (step < 0 || !entry.is_directory) continue;
+      if (step < 0) continue;
       Listed listed{join_path(parent, entry.name), step, {}, {}};
+      if (!entry.is_directory) {
+        if (!files.exists(join_path(listed.path, std::string(manifest_name)))) continue;
+        listed.problem =
+            listed.path +
+            " is a link, which is not followed here: name it by its own path, or move the folder "
+            "that it names here";
+        found.push_back(std::move(listed));
+        continue;
+      }
       try {
         listed.manifest = open_manifest(files, listed.path);
       } catch (const CheckpointError& problem) {
@@ -407,8 +429,8 @@ void RunFolder::prepare(std::int64_t step, std::int64_t total_bytes) {
     }
     if (free_bytes < total_bytes) {
       throw CheckpointError(
-          fmt::format("the checkpoint needs {} bytes, and {} are free there: remove old ones, keep "
-                      "fewer, or save to another file system",
+          fmt::format("the checkpoint needs {} bytes, and {} are free there: remove old ones by hand "
+                      "(retention follows a save), or save to another file system",
                       total_bytes, free_bytes));
     }
   });

@@ -24,6 +24,10 @@ struct Listed {
   bool complete() const { return problem.empty(); }
 };
 
+/// The checkpoint that `folder` is or lies in, by its path; empty if there is none. Retention removes all
+/// that lies in a checkpoint.
+std::string enclosing_checkpoint(detail::FileSystem& files, const std::string& folder);
+
 /// Lists everything in `parent` that looks like a checkpoint, newest first (by sequence, then step),
 /// incomplete ones at the end. Complete means: the manifest's digest is right, it can be read, and all files
 /// have their sizes. Throws CheckpointError when the folder cannot be read; an absent one has none.

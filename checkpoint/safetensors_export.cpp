@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <unordered_set>
 
+#include "checkpoint/folder.h"
 #include "checkpoint/safetensors.h"
 #include "offload/aligned_buffer.h"
 #include "tranche/core/error.h"
@@ -159,7 +160,13 @@ ExportSummary export_safetensors(const std::vector<ExportTensor>& tensors, const
   ExportSummary summary;
   const auto files = cut(entries_of(tensors, options.dtype), options.largest_file);
   with_reason(fmt::format("cannot export {} to {}", what, folder), [&] {
+    if (const std::string within = enclosing_checkpoint(storage.files, folder); !within.empty()) {
+      throw CheckpointError(within + " is a checkpoint: name another folder");
+    }
     storage.files.create_directories(folder);
+    if (!list_checkpoints(storage.files, folder).empty()) {
+      throw CheckpointError("it holds the checkpoints of a run: name another folder");
+    }
     for (const detail::DirectoryEntry& entry : storage.files.list(folder)) {
       if (entry.name.ends_with(".safetensors") || entry.name.ends_with(".safetensors.index.json")) {
         throw CheckpointError(fmt::format("it holds {} already: name an empty folder", entry.name));

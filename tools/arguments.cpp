@@ -420,12 +420,25 @@ std::string plain_text(const CLI::ParseError& error) {
                                        fmt::join(known, ", ")));
 }
 
+/// A whole number without leading zeros, which job arrays write. Throws for hexadecimal.
+std::string in_decimal(const std::string& flag, std::string text) {
+  const std::size_t sign = text.find_first_of("+-") == 0 ? 1 : 0;
+  if (text.find_first_of("xX") == sign + 1) {
+    throw ConfigurationError(fmt::format("{} is {}, but must be a decimal number", flag, text));
+  }
+  while (text.size() > sign + 1 && text[sign] == '0') text.erase(sign, 1);
+  return text;
+}
+
 /// Checks every number of `app` and its commands before CLI11 parses it. CLI11 would read a number that is
-/// too large as the largest possible one, and would accept "nan".
+/// too large as the largest possible one, a leading zero as octal and 0x as hexadecimal, and would accept
+/// "nan".
 void check_numbers(CLI::App& app) {
   for (CLI::Option* option : app.get_options()) {
     const std::string type = option->get_type_name(), flag = option->get_name();
     if (type == "INT") {
+      // Job arrays write numbers with leading zeros, which are decimal all the same.
+      option->transform([flag](const std::string& text) { return in_decimal(flag, text); });
       option->check([flag](const std::string& text) {
         std::int64_t number = 0;
         const char* const begin = text.data() + (text.starts_with('+') ? 1 : 0);
@@ -557,9 +570,6 @@ void check(const Options& options) {
   if (options.offload_ratio && !(*options.offload_ratio >= 0 && *options.offload_ratio <= 1)) {
     throw ConfigurationError(
         fmt::format("--offload-ratio is {}, but must be between 0 and 1", *options.offload_ratio));
-  }
-  if (options.nvme_path && options.nvme_path->empty()) {
-    throw ConfigurationError("--nvme-path '' is no folder");
   }
   if (options.device != "cpu" && options.device != "cuda") {
     throw ConfigurationError(fmt::format("--device '{}' is not one of cpu, cuda", options.device));
@@ -696,6 +706,7 @@ Exit status:
   options.flags = comparable_flags(*innermost(*used));
   options.notes = repeated_flags(*innermost(*used));
   refuse_home_sign(*innermost(*used));
+  refuse_empty(*innermost(*used));
   if (used == scale) {
     check(options.scale, scale_texts);
     options.scale.train_flags = given_flags(*scale, study_flags);

@@ -25,6 +25,18 @@ std::vector<std::string> repeated_flags(const CLI::App& command) {
   return notes;
 }
 
+void refuse_empty(const CLI::App& command) {
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string flag = option->get_name();
+    if (flag == "--prompt" || flag == "--stop" || option->count() == 0) continue;
+    for (const std::string& value : option->results()) {
+      if (!value.empty()) continue;
+      throw ConfigurationError(fmt::format(
+          "{} has an empty value: is a variable unset? Leave the flag out, or give a value", flag));
+    }
+  }
+}
+
 void refuse_home_sign(const CLI::App& command) {
   for (const CLI::Option* option : command.get_options()) {
     const std::string type = option->get_type_name(), name = option->get_name();

@@ -12,6 +12,7 @@
 #include <sstream>
 
 #include "checkpoint/companions.h"
+#include "checkpoint/folder.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/storage.h"
 #include "core/json.h"
@@ -143,6 +144,16 @@ Source open_source(const GenerateOptions& options) {
   checkpoint::with_reason("cannot generate from " + options.from, [&] {
     if (!files.exists(options.from)) throw CheckpointError("there is nothing of this name");
     folder = is_hugging_face(files, options.from);
+    const bool has_run =
+        folder && !options.from.ends_with(".safetensors") &&
+        (files.exists(detail::join_path(options.from, std::string(checkpoint::manifest_name))) ||
+         !checkpoint::list_checkpoints(files, options.from).empty());
+    if (has_run) {
+      throw CheckpointError(
+          "it holds checkpoints and model.safetensors too: give one of them, a folder step-NNNNNNNN or the "
+          "file "
+          "model.safetensors");
+    }
   });
   if (folder) {
     source.hugging_face =

@@ -305,7 +305,7 @@ TEST(Arguments, WhereStateLives) {
     EXPECT_THAT(error_of({"train", "--offload-ratio", wrong}),
                 HasSubstr(std::string("--offload-ratio is ") + wrong + ", but must be between 0 and 1"));
   }
-  EXPECT_THAT(error_of({"train", "--nvme-path", ""}), HasSubstr("--nvme-path '' is no folder"));
+  EXPECT_THAT(error_of({"train", "--nvme-path", ""}), HasSubstr("--nvme-path has an empty value"));
 }
 
 TEST(Arguments, FlagsOfCheckpointsNeedEachOther) {
@@ -369,6 +369,25 @@ TEST(Arguments, ValuesThatAreNone) {
   EXPECT_THAT(error_of({"train", "--device", "tpu"}), HasSubstr("'tpu' is not one of cpu, cuda"));
   EXPECT_THAT(error_of({"train", "--debug-fail", "1"}), HasSubstr("'1' is not RANK:STEP"));
   EXPECT_THAT(error_of({"train", "--max-seconds", "-1"}), HasSubstr("--max-seconds"));
+}
+
+TEST(Arguments, WholeNumbersAreDecimal) {
+  EXPECT_EQ(parse_arguments({"train", "--data", "a", "--steps", "0100"}).steps, 100);
+  EXPECT_EQ(parse_arguments({"train", "--data", "a", "--seed", "009"}).seed, 9u);
+  EXPECT_EQ(parse_arguments({"train", "--data", "a", "--save-every", "000"}).save_every, 0);
+  EXPECT_THAT(error_of({"train", "--data", "a", "--steps", "0x10"}),
+              HasSubstr("--steps is 0x10, but must be a decimal number"));
+  EXPECT_THAT(error_of({"train", "--data", "a", "--steps", "-07"}), HasSubstr("--steps is -7"));
+}
+
+TEST(Arguments, AnEmptyValueIsNoAbsentOne) {
+  for (const char* flag :
+       {"--checkpoint-dir", "--resume", "--config", "--report", "--steps", "--max-seconds"}) {
+    EXPECT_THAT(error_of({"train", "--data", "a", flag, ""}),
+                HasSubstr(std::string(flag) + " has an empty value: is a variable unset?"));
+  }
+  EXPECT_THAT(error_of({"evaluate", "--data", "a", "--from", ""}), HasSubstr("--from has an empty value"));
+  EXPECT_THAT(error_of({"generate", "--from", "a", "--prompt", ""}), HasSubstr("the --prompt is empty"));
 }
 
 TEST(Arguments, APathThatOnlyAShellWouldFindIsRefused) {

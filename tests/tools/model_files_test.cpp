@@ -326,6 +326,13 @@ TEST(ConfigToExport, IsTheImportedOneWhereItIsOfThisModel) {
   EXPECT_EQ(exported(own.dump(), DataType::bfloat16, true)["x"], 1);
   EXPECT_EQ(exported(own.dump(), DataType::bfloat16, true)["torch_dtype"], "bfloat16");
   EXPECT_EQ(exported(own.dump(), DataType::bfloat16, true)["tie_word_embeddings"], false);
+  own["attn_pdrop"] = 0.25;
+  own["layer_norm_epsilon"] = 0.5;
+  const ordered_json adjusted = exported(own.dump(), DataType::float32, false);
+  EXPECT_EQ(adjusted["x"], 1);
+  for (const char* key : {"attn_pdrop", "layer_norm_epsilon"}) {
+    EXPECT_EQ(adjusted[key], ordered_json::parse(model.to_json())[key]) << "the run's";
+  }
   EXPECT_THAT(notes, IsEmpty());
   own["n_layer"] = 1;
   for (const std::string& other : {own.dump(), std::string("{"), std::string("[]"), std::string("{}")}) {

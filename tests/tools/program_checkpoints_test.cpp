@@ -278,13 +278,58 @@ TEST_F(ProgramCheckpoints, TheBestOfAnUnnamedSet) {
 TEST_F(ProgramCheckpoints, ACheckpointIsNoFolderOfARun) {
   report({"--checkpoint-dir", folder()});
   const std::string one = folder() + "/step-00000003";
-  for (const std::string resume : {"latest", "best"}) {
-    refused(2, {"--checkpoint-dir", one, "--resume", resume},
-            {"--checkpoint-dir '" + one + "' is itself a checkpoint",
-             "the folder of its run, '" + folder() + "'"});
+  for (const std::string& inside : {one, one + "/logs/run"}) {
+    refused(2, {"--checkpoint-dir", inside},
+            {"--checkpoint-dir '" + inside + "': " + one + " is a checkpoint",
+             "give the folder of its run, " + folder()});
   }
-  refused(2, {"--checkpoint-dir", one}, {"' is itself a checkpoint"});
+  refused(2, {"--checkpoint-dir", one, "--resume", "latest"}, {one + " is a checkpoint"});
   EXPECT_FALSE(std::filesystem::exists(one + "/run.lock")) << "nothing is left in it";
+}
+
+TEST_F(ProgramCheckpoints, ExportsAndImportsKeepOutOfCheckpoints) {
+  report({"--checkpoint-dir", folder()});
+  const std::string one = folder() + "/step-00000003";
+  const auto says = [](const std::vector<std::string>& command, int status, const std::string& text) {
+    const test::ProgramResult result = test::run(command);
+    EXPECT_EQ(result.status, status) << result.errors;
+    EXPECT_THAT(result.errors, HasSubstr(text));
+  };
+  for (const std::string& inside : {one, one + "/exported"}) {
+    says({"checkpoint", "export", one, "--to", inside}, 4, one + " is a checkpoint: name another folder");
+  }
+  says({"checkpoint", "export", one, "--to", folder()}, 4,
+       "it holds the checkpoints of a run: name another folder");
+  const std::string exported = folder("exported");
+  EXPECT_EQ(test::run({"checkpoint", "export", one, "--to", exported}).status, 0);
+  says({"checkpoint", "import", exported, "--to", one}, 4, one + " is a checkpoint; name another folder");
+  std::filesystem::copy_file(exported + "/model.safetensors", folder() + "/model.safetensors");
+  says({"generate", "--from", folder(), "--prompt", "a", "--tokens", "1"}, 4,
+       "it holds checkpoints and model.safetensors too: give one of them");
+}
+
+TEST_F(ProgramCheckpoints, ALinkToACheckpointIsNamedAndARenamedOneHasItsOwnStep) {
+  report({"--checkpoint-dir", folder(), "--save-every", "2"});
+  const auto listed = [&] { return test::run({"checkpoint", "list", folder()}).out; };
+  std::filesystem::rename(folder() + "/step-00000002", folder() + "/step-00000007");
+  EXPECT_THAT(listed(), AllOf(HasSubstr("\n2  "), Not(HasSubstr("\n7  "))));
+  std::filesystem::remove_all(folder() + "/step-00000007");
+  std::filesystem::rename(folder() + "/step-00000003", folder("archive"));
+  std::filesystem::create_directory_symlink(folder("archive"), folder() + "/step-00000003");
+  const std::string link = folder() + "/step-00000003 is a link, which is not followed here";
+  EXPECT_THAT(listed(), HasSubstr(link));
+  refused(4, {"--checkpoint-dir", folder(), "--resume", "latest"}, {link});
+}
+
+TEST_F(ProgramCheckpoints, AResumeThatNamesNothingIsToldSo) {
+  report({"--checkpoint-dir", folder()});
+  refused(2, {"--checkpoint-dir", folder(), "--resume", "lastest"},
+          {"--resume 'lastest': there is nothing of this name; did you mean 'latest'?"});
+  refused(
+      2, {"--checkpoint-dir", folder(), "--resume", "step-00000003"},
+      {"--resume 'step-00000003': there is nothing of this name; '" + folder() + "/step-00000003' is there"});
+  refused(2, {"--checkpoint-dir", folder(), "--resume", "elsewhere/x"},
+          {"it is a checkpoint's path, or 'latest' or 'best' of --checkpoint-dir"});
 }
 
 TEST_F(ProgramCheckpoints, TheFirstStartOfALineThatResumesBeginsFromTheBeginning) {
@@ -530,6 +575,17 @@ TEST_F(ProgramCheckpoints, AnotherModelOrTokenizerIsRefusedWithBothSides) {
   std::string out;
   report({"--resume-weights-only", folder(), "--data", data}, &out);
   EXPECT_THAT(out, HasSubstr("the same numbers mean other text"));
+}
+
+TEST_F(ProgramCheckpoints, AnotherEpsilonOfTheWeightsModelIsSaid) {
+  report({"--checkpoint-dir", folder()});
+  const std::string other = files_.write(
+      "config.json",
+      R"({"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 256, "n_positions": 64,
+          "layer_norm_epsilon": 0.5, "attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0})");
+  std::string out;
+  report({"--resume-weights-only", folder(), "--model", other}, &out);
+  EXPECT_THAT(out, HasSubstr("the model's layer_norm_epsilon is 0.5, was 1e-05"));
 }
 
 TEST_F(ProgramCheckpoints, TextIsRefusedForWeightsOfAnotherTokenizer) {

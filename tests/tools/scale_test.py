@@ -239,7 +239,7 @@ def suite_resume():
         _, errors = process.communicate(timeout=30)
         return process.returncode, errors
 
-    status, errors = stopped(signal.SIGTERM, reports[0])
+    status, errors = stopped(signal.SIGUSR1, reports[0])  # what Slurm sends before the limit of time
     assert status == 9, (status, errors)
     expect_in(["stopped after ", " of 4 runs; the same command goes on with the rest"], errors, "the end")
     kept = [report for report in reports if report.exists()]

@@ -129,6 +129,11 @@ std::uint64_t draw_token() {
 }
 
 void require_empty(detail::FileSystem& files, const std::string& folder) {
+  const std::string within = checkpoint::enclosing_checkpoint(files, folder);
+  if (!within.empty()) {
+    throw CheckpointError(
+        fmt::format("cannot import to {}: {} is a checkpoint; name another folder", folder, within));
+  }
   if (checkpoint::list_checkpoints(files, folder).empty()) return;
   throw CheckpointError(
       fmt::format("cannot import to {}: it holds checkpoints already, of which this would be the newest; "

@@ -56,10 +56,15 @@ std::vector<std::string> saves_under_way(FileSystem& files, const std::string& f
   return names;
 }
 
+/// The step of its state, which a renamed folder's name does not tell.
+std::int64_t step_of(const Listed& listed) {
+  return listed.manifest ? listed.manifest->run.step : listed.step;
+}
+
 ordered_json json_of(const Listed& listed, const std::vector<Listed>& found) {
   ordered_json json = {{"name", base_name(listed.path)},
                        {"path", listed.path},
-                       {"step", listed.step},
+                       {"step", step_of(listed)},
                        {"complete", listed.complete()}};
   if (listed.manifest) {
     const checkpoint::Manifest& manifest = *listed.manifest;
@@ -132,7 +137,7 @@ int checkpoint_list(const CheckpointOptions& options, const Output& output) {
     }
     const checkpoint::Manifest& manifest = *listed.manifest;
     output.out << fmt::format(
-        "{:<10} {:>8}  {:<19}  {:>5} {:>5}  {:>10}  complete{}{}{}{}\n", listed.step, manifest.sequence,
+        "{:<10} {:>8}  {:<19}  {:>5} {:>5}  {:>10}  complete{}{}{}{}\n", step_of(listed), manifest.sequence,
         format_time(manifest.created), manifest.layout.world, manifest.stage, format_bytes(manifest.bytes()),
         name == newest ? ", the newest" : "",
         checkpoint::in_doubt(listed, found) ? ", in doubt: the weights may be ruined" : "",

@@ -13,6 +13,7 @@
 #include "core/json_node.h"
 #include "core/text_file.h"
 #include "tools/checkpoint/checkpoint_source.h"
+#include "tools/train/config_changes.h"
 #include "tranche/core/error.h"
 
 namespace tranche::tools {
@@ -155,13 +156,19 @@ std::string config_to_export(const models::LanguageModel& model, const models::M
                              std::vector<std::string>& notes) {
   auto json = nlohmann::ordered_json::parse(model.to_json());
   if (const Companion* carried = checkpoint::find_companion(companions, config_name)) {
-    bool same = false;
+    nlohmann::ordered_json theirs, adjusted;
     try {
-      same = models.from_json(carried->bytes, carried->name)->to_json() == model.to_json();
+      theirs = nlohmann::ordered_json::parse(models.from_json(carried->bytes, carried->name)->to_json());
     } catch (const ConfigurationError&) {  // an unknown architecture
     }
-    if (same) {
+    // A run may have other dropouts and epsilons than the folder.
+    for (const auto& [key, value] : json.items()) {
+      if (is_adjustable(key) && theirs.contains(key) && theirs[key] != value)
+        theirs[key] = adjusted[key] = value;
+    }
+    if (theirs == json) {
       json = detail::parse_json(carried->bytes);
+      if (!adjusted.is_null()) json.update(adjusted);
     } else {
       notes.emplace_back(
           "config.json of the imported folder describes another model than this one: the keys that it has "

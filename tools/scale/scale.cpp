@@ -39,7 +39,7 @@ class StudyRunner {
         study_(options) {}
 
   int operator()() {
-    training::StopSignals signals({SIGINT, SIGTERM});
+    training::StopSignals signals({SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGHUP});
     const bool there = study_.open_folder();
     const std::vector<ScaleRun> runs = study_.runs();
     introduce(there, runs);

@@ -154,20 +154,19 @@ std::vector<ModelDifference> model_differences(const RunIdentity& saved, const R
   return differences;
 }
 
-/// True for a key that does not change the identity of a model: dropout, and the epsilon of norms.
-bool is_adjustable(std::string_view key) {
-  for (const std::string_view end : {"dropout", "pdrop", "epsilon", "eps"}) {
-    if (key.ends_with(end)) return true;
-  }
-  return false;
-}
-
 /// True for a key that matters only when weights are drawn (initializer_range) or only to a tokenizer.
 bool is_of_the_beginning(std::string_view key) {
   return key == "initializer_range" || key.ends_with("_token_id");
 }
 
 }  // namespace
+
+bool is_adjustable(std::string_view key) {
+  for (const std::string_view end : {"dropout", "pdrop", "epsilon", "eps"}) {
+    if (key.ends_with(end)) return true;
+  }
+  return false;
+}
 
 std::vector<std::string> configuration_changes(std::string_view saved, std::string_view present) {
   const auto before = flatten(saved), now = flatten(present);
@@ -196,16 +195,22 @@ std::vector<std::string> configuration_changes(std::string_view saved, std::stri
   return lines;
 }
 
-std::vector<std::string> identity_changes(const RunIdentity& saved, const RunIdentity& present) {
+std::vector<std::string> adjusted_model(const RunIdentity& saved, const RunIdentity& present) {
   std::vector<std::string> lines;
-  const auto compare = [&](const std::string& what, const auto& is, const auto& was) {
-    if (is != was) lines.push_back(change(what, fmt::format("{}", is), fmt::format("{}", was)));
-  };
+  if (saved.model->architecture() != present.model->architecture()) return lines;  // their keys differ
   for (const ModelDifference& difference : model_differences(saved, present)) {
     if (is_adjustable(difference.key)) {
       lines.push_back(change("the model's " + difference.key, difference.is, difference.was));
     }
   }
+  return lines;
+}
+
+std::vector<std::string> identity_changes(const RunIdentity& saved, const RunIdentity& present) {
+  std::vector<std::string> lines = adjusted_model(saved, present);
+  const auto compare = [&](const std::string& what, const auto& is, const auto& was) {
+    if (is != was) lines.push_back(change(what, fmt::format("{}", is), fmt::format("{}", was)));
+  };
   compare("--sequence", present.sequence, saved.sequence);
   if (!saved.data.empty()) compare("--data", "'" + present.data + "'", "'" + saved.data + "'");
   if (saved.training_windows > 0 && present.sequence == saved.sequence) {

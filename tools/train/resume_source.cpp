@@ -7,6 +7,7 @@
 
 #include "checkpoint/folder.h"
 #include "checkpoint/storage.h"
+#include "core/closest_match.h"
 #include "tools/train/config_changes.h"
 #include "tranche/core/error.h"
 #include "tranche/training/checkpoint_schedule.h"
@@ -43,6 +44,17 @@ void require_no_strangers(detail::FileSystem& files, const std::string& folder, 
       "and the run does not begin anew beside what it cannot use:{}\nrename or move these, give "
       "--resume the path of a checkpoint, or leave --resume out to begin anew",
       options.resume, folder, text));
+}
+
+/// The error for a --resume that names nothing, beside a folder with checkpoints.
+std::string no_such_source(detail::FileSystem& files, const Options& options) {
+  const std::string inside = detail::join_path(options.checkpoint_dir, options.resume);
+  const std::string closest = detail::closest_match(options.resume, {"latest", "best"});
+  return fmt::format("--resume '{}': there is nothing of this name{}; {}", options.resume,
+                     closest.empty() ? "" : fmt::format("; did you mean '{}'?", closest),
+                     files.exists(inside)
+                         ? fmt::format("'{}' is there", inside)
+                         : "it is a checkpoint's path, or 'latest' or 'best' of --checkpoint-dir");
 }
 
 void open_at(detail::FileSystem& files, const std::string& path, ResumeSource& resume_source,
@@ -94,6 +106,8 @@ void hold_against(const RunIdentity& present, const models::ModelRegistry& model
     resume_source.changes.insert(resume_source.changes.end(), more.begin(), more.end());
     return;
   }
+  const std::vector<std::string> adjusted = adjusted_model(saved, present);
+  resume_source.changes.insert(resume_source.changes.end(), adjusted.begin(), adjusted.end());
   // Imported weights have no data and no training sequence length.
   if (!saved.data.empty() && saved.sequence != present.sequence) {
     resume_source.notes.push_back(fmt::format(
@@ -200,6 +214,7 @@ ResumeSource find_resume_source(detail::FileSystem& files, const Options& option
   } else if (!options.checkpoint_dir.empty() && (path.empty() || !lies_in(path, options.checkpoint_dir))) {
     const auto found = checkpoint::list_checkpoints(files, options.checkpoint_dir);
     if (!found.empty()) {
+      if (!path.empty() && !files.exists(path)) throw ConfigurationError(no_such_source(files, options));
       throw ConfigurationError(
           fmt::format("--checkpoint-dir '{}' holds checkpoints of an earlier run, the newest of step {}: add "
                       "--resume latest to go on with it, or give this run a folder of its own",

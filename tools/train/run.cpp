@@ -10,7 +10,7 @@
 #include <ostream>
 #include <random>
 
-#include "checkpoint/format.h"
+#include "checkpoint/folder.h"
 #include "core/clock.h"
 #include "offload/file_system.h"
 #include "tools/checkpoint/adapters.h"
@@ -250,12 +250,12 @@ int Run::require_folder() {
   const std::string& folder = options.checkpoint_dir;
   int status = launch.agree([&] {
     if (!is_root()) return;
-    if (detail::posix_file_system().exists(
-            detail::join_path(folder, std::string(checkpoint::manifest_name)))) {
+    const std::string within = checkpoint::enclosing_checkpoint(detail::posix_file_system(), folder);
+    if (!within.empty()) {
       throw ConfigurationError(fmt::format(
-          "--checkpoint-dir '{0}' is itself a checkpoint: give the folder of its run, '{1}', where "
-          "--resume {0} or --resume latest goes on from it",
-          folder, detail::parent_path(folder)));
+          "--checkpoint-dir '{0}': {1} is a checkpoint, and what lies in it goes when it is removed: "
+          "give the folder of its run, {2}, where --resume {1} or --resume latest goes on from it",
+          folder, within, detail::parent_path(within)));
     }
     place_probe(folder, "--checkpoint-dir", token);
     checkpoint::LeaseOptions lease_options;
