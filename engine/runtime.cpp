@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "comm/device_communicator.h"
-#include "comm/transport/launcher.h"
+#include "comm/launcher.h"
 #include "comm/window_memory.h"
 #include "device/launch_queues.h"
 #include "engine/rank_texts.h"

@@ -1,4 +1,4 @@
-#include "comm/transport/launcher.h"
+#include "comm/launcher.h"
 
 #include <fmt/format.h>
 

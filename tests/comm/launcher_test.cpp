@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/transport/launcher.h"
+#include "comm/launcher.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
 

@@ -1,5 +1,5 @@
 #pragma once
-/// What a launcher tells in the environment, for use before there is a communicator. Private.
+/// The rank that a launcher wrote into the environment, for use before there is a communicator.
 
 namespace tranche::detail {
 
