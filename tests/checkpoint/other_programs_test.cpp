@@ -30,11 +30,11 @@ class OtherPrograms : public ::testing::Test {
     files.open(path, detail::OpenMode::create_or_truncate)
         ->write(0, content.data(), static_cast<std::int64_t>(content.size()));
   }
-  /// What an import of the path says.
+  /// The text that an import of the path ends with.
   std::string import(const std::string& name) {
     return message_of<CheckpointError>([&] { SafetensorsFolder(files, folder / name); });
   }
-  /// What a resume from the path says.
+  /// The text that a resume from the path ends with.
   std::string resume(const std::string& name) {
     return message_of<CheckpointError>([&] {
       std::vector<std::string> notes;
