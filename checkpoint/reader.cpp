@@ -15,6 +15,7 @@
 namespace tranche::checkpoint {
 
 using detail::AlignedBuffer;
+using detail::Caching;
 using detail::ElementRange;
 using detail::join_path;
 
@@ -82,16 +83,19 @@ void Reader::Impl::abandon() noexcept {
   flights.clear();
 }
 
-const std::shared_ptr<detail::File>& Reader::Impl::file(int rank) {
-  auto found = std::find_if(files.begin(), files.end(), [&](const auto& open) { return open.first == rank; });
+const std::shared_ptr<detail::File>& Reader::Impl::file(int rank, Caching caching) {
+  auto found = std::find_if(files.begin(), files.end(), [&](const OpenFile& open) {
+    return open.rank == rank && open.caching == caching;
+  });
   if (found != files.end()) {
     files.splice(files.begin(), files, found);
   } else {
-    files.emplace_front(rank, storage.files.open(join_path(folder, record(rank).name), detail::OpenMode::read,
-                                                 detail::Caching::direct));
+    files.push_front(
+        {rank, caching,
+         storage.files.open(join_path(folder, record(rank).name), detail::OpenMode::read, caching)});
     if (files.size() > most_open_files) files.pop_back();
   }
-  return files.front().second;
+  return files.front().file;
 }
 
 std::vector<std::uint64_t> Reader::Impl::read_table(int rank, std::int64_t block) {
@@ -149,11 +153,12 @@ void Reader::Impl::check(const Flight& flight, std::span<const std::byte> bytes)
   }
 }
 
-void Reader::Impl::launch(std::span<const Task> group, std::int64_t begin, std::int64_t end, bool in_place) {
+void Reader::Impl::launch(std::span<const Task> group, std::int64_t begin, std::int64_t end, bool in_place,
+                          Caching caching) {
   if (begin == end) return;
   while (flights.size() >= most_flights || (!in_place && free_buffers.empty())) land();
   const Task& task = group.front();
-  Flight flight{group, begin, end, nullptr, !in_place, file(task.rank), {}};
+  Flight flight{group, begin, end, nullptr, !in_place, file(task.rank, caching), {}};
   flight.memory = in_place ? task.target + (begin - task.begin) : free_buffers.back();
   flight.ticket = storage.io.read(*flight.file, begin, flight.memory, end - begin);
   if (flight.staged) free_buffers.pop_back();
@@ -195,17 +200,22 @@ void Reader::Impl::fetch(std::span<const Task> group) {
   const bool in_place = group.size() == 1 && can_read_in_place(task);
   const std::int64_t wanted_end = group.back().end;
   const std::int64_t last = std::min(leaf_ceiling(wanted_end), record(task.rank).digested_bytes);
+  std::int64_t wanted = 0;
+  for (const Task& one : group) wanted += one.end - one.begin;
+  // If much of these leaves is not wanted, other ranks want it: they hold other columns of the same tensor.
+  const Caching caching =
+      wanted < (last - leaf_floor(task.begin)) / 16 * 15 ? Caching::shared : Caching::direct;
   for (std::int64_t at = leaf_floor(task.begin); at < last;) {
     const std::int64_t end = std::min((at / block_bytes + 1) * block_bytes, last);
     // The leaves of this block that the task needs as a whole.
     const std::int64_t inner_begin = std::max(at, leaf_ceiling(task.begin));
     const std::int64_t inner_end = wanted_end >= end ? end : leaf_floor(wanted_end);
     if (in_place && inner_end - inner_begin >= least_in_place) {
-      launch(group, at, inner_begin, false);
-      launch(group, inner_begin, inner_end, true);
-      launch(group, inner_end, end, false);
+      launch(group, at, inner_begin, false, Caching::direct);
+      launch(group, inner_begin, inner_end, true, Caching::direct);
+      launch(group, inner_end, end, false, Caching::direct);
     } else {
-      launch(group, at, end, false);
+      launch(group, at, end, false, caching);
     }
     at = end;
   }

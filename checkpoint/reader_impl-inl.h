@@ -36,13 +36,14 @@ struct Reader::Impl {
     detail::IoTicket ticket;
   };
 
-  const std::shared_ptr<detail::File>& file(int rank);
+  const std::shared_ptr<detail::File>& file(int rank, detail::Caching caching = detail::Caching::direct);
   const FileRecord& record(int rank) const { return manifest.shards[static_cast<std::size_t>(rank)].file; }
   void add_tasks(const ReadRequest& request, std::vector<Task>& tasks) const;
   void run(std::vector<Task> tasks);
   bool can_read_in_place(const Task& task);
   void fetch(std::span<const Task> tasks);
-  void launch(std::span<const Task> tasks, std::int64_t begin, std::int64_t end, bool in_place);
+  void launch(std::span<const Task> tasks, std::int64_t begin, std::int64_t end, bool in_place,
+              detail::Caching caching);
   void land();
   void abandon() noexcept;
   void check(const Flight& flight, std::span<const std::byte> bytes);
@@ -64,8 +65,14 @@ struct Reader::Impl {
     const InstanceRecord* instance;
     const PlacedTensor* placed;
   };
-  std::vector<std::vector<Holder>> holders;                        ///< by tensor
-  std::list<std::pair<int, std::shared_ptr<detail::File>>> files;  ///< most recently used first
+  std::vector<std::vector<Holder>> holders;  ///< by tensor
+  /// An open file of a rank.
+  struct OpenFile {
+    int rank;
+    detail::Caching caching;
+    std::shared_ptr<detail::File> file;
+  };
+  std::list<OpenFile> files;  ///< most recently used first
   std::list<std::pair<std::pair<int, std::int64_t>, std::vector<std::uint64_t>>> tables;
   detail::AlignedBuffer staging;
   std::vector<std::byte*> free_buffers;

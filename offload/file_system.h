@@ -19,9 +19,12 @@ enum class OpenMode : std::uint8_t {
   create_new,          ///< the name must not exist, not even as a link; reading and writing
   create_or_truncate,  ///< reading and writing, earlier content dropped
 };
+/// buffered: through the page cache, with the system's read-ahead.
+/// shared: the same without read-ahead. Processes of a host that read the same bytes load them from the disk
+/// once.
 /// direct: bypasses the page cache (O_DIRECT) if the file system supports it; otherwise buffered, and
 /// File::direct_refusal() gives the reason.
-enum class Caching : std::uint8_t { buffered, direct };
+enum class Caching : std::uint8_t { buffered, shared, direct };
 
 /// The descriptors with which an engine can do a file's transfers itself. Valid during the File's lifetime.
 struct NativeFile {

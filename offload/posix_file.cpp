@@ -80,6 +80,11 @@ PosixFile::PosixFile(const std::string& path, OpenMode mode, Caching caching, co
     throw;
   }
   if (caching == Caching::direct) open_direct(mode);
+  // Direct transfers put only the unaligned ends of their ranges into the page cache. Read-ahead would add
+  // blocks there that are then transferred directly too.
+  if (caching == Caching::shared || descriptors_.direct >= 0) {
+    posix_fadvise(descriptors_.buffered, 0, 0, POSIX_FADV_RANDOM);
+  }
 }
 
 void PosixFile::require_regular(OpenMode mode) const {
@@ -137,9 +142,6 @@ void PosixFile::open_direct(OpenMode mode) {
   descriptors_.direct = descriptor;
   descriptors_.offset_alignment = offset_alignment;
   descriptors_.memory_alignment = memory_alignment;
-  // The unaligned ends of ranges are transferred alone: read-ahead must not cache blocks that are transferred
-  // directly.
-  posix_fadvise(descriptors_.buffered, 0, 0, POSIX_FADV_RANDOM);
 }
 
 std::optional<NativeFile> PosixFile::native() const {

@@ -5,12 +5,15 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <set>
 
 #include "../offload/test_folder.h"
 #include "checkpoint/compare.h"
 #include "offload/aligned_buffer.h"
 #include "sample.h"
 #include "tests/core/rounds.h"
+#include "tests/offload/disk_reads.h"
+#include "tests/offload/watched_file_system.h"
 #include "tranche/core/error.h"
 
 namespace tranche::checkpoint {
@@ -245,6 +248,67 @@ TEST_F(ReaderTest, ReadsOnlyTheBytesThatAreNeeded) {
     }
     EXPECT_THAT(Reader(storage, path).verify(), IsEmpty());
   }
+}
+
+/// A file system that records how its files are opened.
+class RecordedOpens : public WatchedFileSystem {
+ public:
+  RecordedOpens() : WatchedFileSystem([](FileOperation, std::int64_t) {}) {}
+  std::unique_ptr<detail::File> open(const std::string& path, detail::OpenMode mode,
+                                     detail::Caching caching) override {
+    recorded.insert(caching);
+    return WatchedFileSystem::open(path, mode, caching);
+  }
+  std::set<detail::Caching> recorded;
+};
+
+/// Reads the columns of one of `parts` of a tensor of 1000 rows and 500 columns, and compares them.
+void read_columns(Reader& reader, int part, int parts) {
+  const std::int64_t count = 500 / parts;
+  const Box box{{0, 1, 1000, 1}, {part * count, 1, count, 1}};
+  std::vector<float> values(static_cast<std::size_t>(1000 * count));
+  for (const char* const kind : {"weight", "m"}) {
+    reader.read_tensor("w", kind, {0, 1000 * count}, DataType::float32, values.data(), box);
+    for (const std::size_t i : {std::size_t{0}, values.size() / 3, values.size() - 1}) {
+      const auto number = static_cast<std::int64_t>(i);
+      ASSERT_EQ(values[i],
+                sample_value(kind, "w", element_of(box, Shape{1000, 500}, number), DataType::float32));
+    }
+  }
+}
+
+/// The readers of a host that want different columns of a tensor load its leaves from the disk once.
+TEST_F(ReaderTest, ColumnsAreReadFromTheDiskOnce) {
+  const Layout layout = make_layout({{"u", 1, {{"w", Shape{1000, 500}, false, {}}}}},
+                                    {{"m", DataType::float32}}, DataType::float32, DataType::float32, 1);
+  const std::string path = save_sample(storage, folder / "run", layout, 1);
+  RecordedOpens recorded;
+  {
+    const TestStorage recording(recorded);
+    Reader reader(recording, path);
+    recorded.recorded.clear();
+    read_columns(reader, 0, 1);
+    EXPECT_THAT(recorded.recorded, ElementsAre(detail::Caching::direct)) << "a whole tensor";
+    read_columns(reader, 1, 4);
+    EXPECT_THAT(recorded.recorded, ElementsAre(detail::Caching::shared, detail::Caching::direct));
+  }
+  const auto from_disk = [&](int parts) {
+    test::drop_from_page_cache(path);
+    const std::int64_t before = test::bytes_from_disk();
+    std::int64_t read = 0;
+    for (int part = 0; part < parts; ++part) {
+      Reader reader(storage, path);
+      read_columns(reader, part, parts);
+      read += reader.statistics().bytes_read;
+    }
+    EXPECT_GE(read, parts * 2 * 4 * 500'000) << "each reader verifies whole leaves";
+    return test::bytes_from_disk() - before;
+  };
+  const std::int64_t whole = from_disk(1);
+  if (whole == 0) GTEST_SKIP() << folder.path() << " is on no disk whose reads /proc/self/io counts";
+  EXPECT_GE(whole, 2 * 4 * 500'000);
+  EXPECT_LE(static_cast<double>(from_disk(4)), 1.02 * static_cast<double>(whole));
+  EXPECT_LE(static_cast<double>(from_disk(5)), 1.02 * static_cast<double>(whole));
 }
 
 /// Each rank of each mesh reads its part of a checkpoint from each other mesh.

@@ -7,11 +7,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <vector>
 
 #include "offload/aligned_buffer.h"
 #include "offload/io_failure.h"
+#include "tests/offload/disk_reads.h"
 #include "tests/offload/faulty_file_system.h"
 #include "tests/offload/test_folder.h"
 #include "tranche/core/error.h"
@@ -108,6 +111,27 @@ TEST_F(FileSystemTest, SizesAndEnds) {
     EXPECT_EQ(file->size(), 100);
     file->sync();
   }
+}
+
+TEST_F(FileSystemTest, SharedReadsComeFromTheDiskOnceAndWithoutReadAhead) {
+  constexpr std::int64_t bytes = 4 << 20, part = 64 << 10;
+  std::vector<char> memory(bytes, 'x');
+  files_.open(folder_ / "a", OpenMode::create_new)->write(0, memory.data(), bytes);
+  test::drop_from_page_cache(folder_.path());
+  const std::int64_t before = test::bytes_from_disk();
+  const auto first = files_.open(folder_ / "a", OpenMode::read, Caching::shared);
+  const auto second = files_.open(folder_ / "a", OpenMode::read, Caching::shared);
+  EXPECT_FALSE(first->direct());
+  EXPECT_EQ(first->direct_refusal(), "");
+  for (File* const file : {first.get(), second.get()}) {
+    memory.assign(bytes, 0);
+    file->read(0, memory.data(), part);
+    EXPECT_EQ(std::count(memory.begin(), memory.end(), 'x'), part);
+  }
+  const std::int64_t read = test::bytes_from_disk() - before;
+  if (read == 0) GTEST_SKIP() << folder_.path() << " is on no disk whose reads /proc/self/io counts";
+  EXPECT_GE(read, part);
+  EXPECT_LE(read, 2 * part) << "the file's blocks and its size";
 }
 
 // Aligned and unaligned transfers, with and without the page cache, on one file: each reads what another has
