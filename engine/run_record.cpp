@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "config/changes.h"
 #include "core/json.h"
 #include "engine/start_checks.h"
 
@@ -53,11 +54,22 @@ void RunRecord::describe(checkpoint::Manifest& manifest) const {
 
 void RunRecord::go_on_from(const checkpoint::Manifest& manifest, LoadResult& result) {
   progress_.go_on_from(manifest.run);
+  note_changes(manifest.run, result.changes);
   rule_.take_saved(manifest.run.schedule, result.notes);
   take_loss_scale(manifest.run, result.notes);
   take_order_of_sums(manifest, result.notes);
   note_defaults(manifest.run, result.notes);
   note_numerics(manifest.numerics, result.notes);
+}
+
+void RunRecord::note_changes(const checkpoint::RunState& run, std::vector<std::string>& changes) const {
+  changes = configuration_changes(run.config, config_.to_json());
+  const auto of_optimizer = [](const std::string& line) { return line.starts_with("optimizer."); };
+  if (std::any_of(changes.begin(), changes.end(), of_optimizer)) return;
+  // A program may bring its own optimizer, which the configuration does not describe.
+  for (const ChangedValue& change : changed_values(run.optimizer, optimizer_.describe())) {
+    changes.push_back("the optimizer's " + change.line());
+  }
 }
 
 void RunRecord::take_loss_scale(const checkpoint::RunState& run, std::vector<std::string>& notes) {

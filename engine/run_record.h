@@ -29,10 +29,11 @@ class RunRecord {
         reducer_(reducer) {}
 
   void describe(checkpoint::Manifest& manifest) const;
-  /// Continues the run of that checkpoint; notes in `result` list the differences.
+  /// Continues the run of that checkpoint; changes and notes in `result` list the differences.
   void go_on_from(const checkpoint::Manifest& manifest, LoadResult& result);
 
  private:
+  void note_changes(const checkpoint::RunState& run, std::vector<std::string>& changes) const;
   void take_loss_scale(const checkpoint::RunState& run, std::vector<std::string>& notes);
   /// Restores the order in which the saved run added gradients, as far as possible, and notes where it
   /// differs.

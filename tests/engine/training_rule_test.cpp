@@ -1,5 +1,6 @@
 // A program's own parts of the training rule: a schedule, and a rate set between steps.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +15,9 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 class Formula final : public Schedule {
  public:
@@ -246,6 +249,37 @@ TEST_F(SavedRule, ASetRateIsPartOfTheRun) {
     engine.load(path("later"));
     EXPECT_EQ(ruled_step(engine, runtime).learning_rate, 0.05) << "nothing was set then";
   });
+}
+
+TEST_F(SavedRule, ChangedSettingsAreTold) {
+  const OddRun run;
+  Config config = odd_config(run);
+  config.optimizer = {.type = "AdamW"};
+  const auto on_one_rank = [](const Config& settings, EngineOptions options,
+                              const std::function<void(Engine&)>& body) {
+    Runtime runtime(RuntimeOptions::from(settings), make_self_communicator);
+    Engine engine(runtime, odd_model(), settings, std::move(options));
+    body(engine);
+  };
+  const auto changes = [&](const Config& settings, EngineOptions options = {}, LoadOptions how = {}) {
+    std::vector<std::string> told;
+    on_one_rank(settings, std::move(options),
+                [&](Engine& engine) { told = engine.load(path(), how).changes; });
+    return told;
+  };
+  on_one_rank(config, {}, [&](Engine& engine) { engine.save(path(), {.wait = true}); });
+  EXPECT_THAT(changes(config), IsEmpty());
+  Config other = config;
+  other.optimizer.learning_rate = 0.25;
+  other.stage = 1;
+  other.threads = 1;
+  const std::string rate = fmt::format("{}", config.optimizer.learning_rate);
+  EXPECT_THAT(changes(other),
+              ElementsAre("optimizer.params.lr is 0.25, was " + rate, "zero_optimization.stage is 1, was 0"))
+      << "threads change no result";
+  EXPECT_THAT(changes(other, {}, {.weights_only = true}), IsEmpty());
+  EXPECT_THAT(changes(config, {.optimizer = make_adam({.beta2 = 0.5f})}),
+              ElementsAre(AllOf(HasSubstr("the optimizer's betas is [0.9"), HasSubstr("0.5], was [0.9"))));
 }
 
 TEST_F(SavedRule, AnotherScheduleIsTold) {

@@ -8,11 +8,12 @@
 
 #include "checkpoint/folder.h"
 #include "checkpoint/reader.h"
+#include "config/changes.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/zero_checkpoint.h"
 #include "tools/checkpoint/checkpoint_command.h"
 #include "tools/checkpoint/checkpoint_source.h"
-#include "tools/train/config_changes.h"
+#include "tools/train/run_identity.h"
 #include "tranche/config/config.h"
 #include "tranche/device/memory_resources.h"
 
@@ -71,7 +72,7 @@ void read_manifest(std::string_view input) {
   require(again == manifest, "a manifest changes when it is written");
   (void)tools::format_time(manifest.created);
   (void)earlier_defaults(Config{}, manifest.run.config);
-  (void)tools::configuration_changes(manifest.run.config, "{}");
+  (void)detail::configuration_changes(manifest.run.config, "{}");
   MemoryFiles files;
   for (auto& [name, content] : zero_checkpoint(manifest)) files.add("ck/" + name, std::move(content));
   static const auto io =

@@ -1,5 +1,5 @@
 #pragma once
-/// What a disk reads for this process, for tests that count it.
+/// Counts the bytes that a disk reads for this process.
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -2,156 +2,19 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
-#include <charconv>
-#include <map>
-#include <nlohmann/json.hpp>
-#include <optional>
 #include <utility>
 
-#include "config/keys.h"
-#include "core/json.h"
+#include "config/changes.h"
 #include "tranche/core/error.h"
-#include "tranche/partition/mesh.h"
 
 namespace tranche::tools {
 
-using nlohmann::json;
+using detail::ChangedValue;
 
 namespace {
 
-/// True for a key whose value, or whose object's value, does not change any result.
-bool is_quiet(std::string key) {
-  for (;;) {
-    const detail::ConfigKey* row = detail::find_configuration_key(key);
-    if (row != nullptr && row->same_results) return true;
-    const std::size_t dot = key.rfind('.');
-    if (dot == std::string::npos) return false;
-    key.resize(dot);
-  }
-}
-
-/// The values that are not objects, by path.
-using Flat = std::map<std::string, json>;
-
-void flatten(const json& value, const std::string& key, Flat& into) {
-  if (!value.is_object()) {
-    into.emplace(key, value);
-    return;
-  }
-  for (const auto& [name, child] : value.items()) flatten(child, key.empty() ? name : key + "." + name, into);
-}
-
-Flat flatten(std::string_view text) {
-  Flat flat;
-  const json document = detail::parse_json(text);
-  if (document.is_object()) flatten(document, "", flat);
-  return flat;
-}
-
-const json* find(const Flat& flat, const std::string& key) {
-  const auto found = flat.find(key);
-  return found == flat.end() ? nullptr : &found->second;
-}
-
-std::string shown(const json* value) {
-  if (value == nullptr) return "not set";
-  return value->is_string() ? "'" + value->get<std::string>() + "'" : value->dump();
-}
-
-std::string change(const std::string& what, const std::string& is, const std::string& was) {
-  return fmt::format("{} is {}, was {}: the command line wins", what, is, was);
-}
-
-/// True when the learning rate decreases toward the end of the run, and the schedule itself does not fix that
-/// end.
-bool follows_the_end(const Flat& flat) {
-  const json* type = find(flat, "scheduler.type");
-  if (type == nullptr || !type->is_string()) return false;
-  const bool ends = *type == "WarmupDecayLR" || *type == "WarmupCosineLR" ||
-                    (*type == "WSD" && find(flat, "scheduler.params.num_stable_steps") == nullptr);
-  return ends && find(flat, "scheduler.params.total_num_steps") == nullptr;
-}
-
-/// The mesh of an effective configuration (Config::to_json()), for the number of ranks among which its batch
-/// is divided; nullopt if the text allows no such mesh. Without the key, as in versions without meshes, all
-/// ranks shard.
-std::optional<Mesh> saved_mesh(std::string_view config_json) {
-  const auto config = detail::parse_json(config_json);
-  if (!config.is_object()) return std::nullopt;
-  const auto number = [&](const char* key) {
-    const auto found = config.find(key);
-    return found != config.end() && found->is_number_integer() ? found->get<std::int64_t>() : 0;
-  };
-  const std::int64_t of_rank =
-      number("train_micro_batch_size_per_gpu") * number("gradient_accumulation_steps");
-  std::int64_t ranks = of_rank > 0 ? number("train_batch_size") / of_rank : 0;
-  std::string text;
-  if (const auto block = config.find("tranche"); block != config.end() && block->is_object()) {
-    const auto found = block->find("mesh");
-    if (found != block->end() && found->is_string()) text = found->get<std::string>();
-  }
-  // The batch counts data ranks; these axes have several ranks for each data rank.
-  for (const MeshAxis beside : {MeshAxis::pipeline, MeshAxis::context, MeshAxis::tensor}) {
-    const std::string axis(name_of(beside));
-    const auto named = text.find(axis);
-    if (named == std::string::npos) continue;
-    const auto digits = text.find_first_not_of(" \t=", named + axis.size());
-    std::int64_t size = 0;
-    if (digits != std::string::npos) {
-      std::from_chars(text.data() + digits, text.data() + text.size(), size);
-    }
-    if (size < 1 || size > INT32_MAX || ranks > INT32_MAX / size) return std::nullopt;
-    ranks *= size;
-  }
-  if (ranks < 1 || ranks > INT32_MAX) return std::nullopt;
-  try {
-    return Mesh::parse(text, static_cast<int>(ranks));
-  } catch (const ConfigurationError&) {
-    return std::nullopt;
-  }
-}
-
-/// True if two configurations mean the same mesh, even if spelled differently: '' and 'shard=*', for example.
-bool of_one_mesh(std::string_view saved, std::string_view present) {
-  const auto was = saved_mesh(saved), is = saved_mesh(present);
-  if (!was || !is) return false;
-  const auto replicas = [](const Mesh& mesh) { return mesh.size(MeshAxis::replicate); };
-  const auto parts = [](const Mesh& mesh) {
-    return std::array{mesh.size(MeshAxis::pipeline), mesh.size(MeshAxis::context),
-                      mesh.size(MeshAxis::tensor)};
-  };
-  return *was == *is || (replicas(*was) == 1 && replicas(*is) == 1 && parts(*was) == parts(*is));
-}
-
-/// The policy that `auto` selects at this stage.
-std::string reduction_policy(const Flat& flat) {
-  const json* policy = find(flat, "tranche.reduction");
-  const json* stage = find(flat, "zero_optimization.stage");
-  if (policy == nullptr || !policy->is_string() || stage == nullptr || !stage->is_number_integer()) return {};
-  if (*policy != "auto") return policy->get<std::string>();
-  return stage->get<int>() >= 2 ? "micro_batch" : "boundary";
-}
-
-/// A key of config.json whose value differs between two models, as texts.
-struct ModelDifference {
-  std::string key, is, was;
-};
-
-std::vector<ModelDifference> model_differences(const RunIdentity& saved, const RunIdentity& present) {
-  const Flat before = flatten(saved.model->to_json()), now = flatten(present.model->to_json());
-  std::vector<ModelDifference> differences;
-  const auto compare = [&](const std::string& key) {
-    const json *is = find(now, key), *was = find(before, key);
-    if (is != nullptr && was != nullptr && *is == *was) return;
-    differences.push_back({key, shown(is), shown(was)});
-  };
-  for (const auto& [key, value] : now) compare(key);
-  for (const auto& [key, value] : before) {
-    if (find(now, key) == nullptr) compare(key);
-  }
-  return differences;
+std::vector<ChangedValue> model_differences(const RunIdentity& saved, const RunIdentity& present) {
+  return detail::changed_values(saved.model->to_json(), present.model->to_json());
 }
 
 /// True for a key that matters only when weights are drawn (initializer_range) or only to a tokenizer.
@@ -168,39 +31,12 @@ bool is_adjustable(std::string_view key) {
   return false;
 }
 
-std::vector<std::string> configuration_changes(std::string_view saved, std::string_view present) {
-  const auto before = flatten(saved), now = flatten(present);
-  std::vector<std::string> lines;
-  const auto compare = [&](const std::string& key) {
-    const json *is = find(now, key), *was = find(before, key);
-    if (is_quiet(key) || (is != nullptr && was != nullptr && *is == *was)) return;
-    if (key == "tranche.replica_sum" && was == nullptr && *is == "micro_batch")
-      return;  // versions without the key behaved so
-    if (key == "tranche.mesh" && of_one_mesh(saved, present)) return;
-    if (key == "tranche.total_steps" && !follows_the_end(now) && !follows_the_end(before)) return;
-    lines.push_back(change(key, shown(is), shown(was)));
-  };
-  for (const auto& [key, value] : now) compare(key);
-  for (const auto& [key, value] : before) {
-    if (find(now, key) == nullptr) compare(key);
-  }
-  const std::string is = reduction_policy(now), was = reduction_policy(before);
-  const json *set = find(now, "tranche.reduction"), *earlier = find(before, "tranche.reduction");
-  if (is != was && !is.empty() && !was.empty() && set != nullptr && earlier != nullptr && *set == *earlier) {
-    lines.push_back(fmt::format(
-        "the reduction policy is {}, was {}, as the stage has it: sums round differently from here on; "
-        "tranche.reduction={} keeps it",
-        is, was, was));
-  }
-  return lines;
-}
-
 std::vector<std::string> adjusted_model(const RunIdentity& saved, const RunIdentity& present) {
   std::vector<std::string> lines;
   if (saved.model->architecture() != present.model->architecture()) return lines;  // their keys differ
-  for (const ModelDifference& difference : model_differences(saved, present)) {
+  for (const ChangedValue& difference : model_differences(saved, present)) {
     if (is_adjustable(difference.key)) {
-      lines.push_back(change("the model's " + difference.key, difference.is, difference.was));
+      lines.push_back("the model's " + difference.line());
     }
   }
   return lines;
@@ -209,7 +45,7 @@ std::vector<std::string> adjusted_model(const RunIdentity& saved, const RunIdent
 std::vector<std::string> identity_changes(const RunIdentity& saved, const RunIdentity& present) {
   std::vector<std::string> lines = adjusted_model(saved, present);
   const auto compare = [&](const std::string& what, const auto& is, const auto& was) {
-    if (is != was) lines.push_back(change(what, fmt::format("{}", is), fmt::format("{}", was)));
+    if (is != was) lines.push_back(fmt::format("{} is {}, was {}", what, is, was));
   };
   compare("--sequence", present.sequence, saved.sequence);
   if (!saved.data.empty()) compare("--data", "'" + present.data + "'", "'" + saved.data + "'");
@@ -231,12 +67,12 @@ std::vector<std::string> model_changes(const RunIdentity& saved, const RunIdenti
   std::vector<std::string> lines;
   const std::string was = saved.model->architecture(), is = present.model->architecture();
   if (was != is) {  // their keys differ too
-    lines.push_back(fmt::format("the model is a {}, was a {}: the command line wins", is, was));
+    lines.push_back(fmt::format("the model is a {}, was a {}", is, was));
     return lines;
   }
-  for (const ModelDifference& difference : model_differences(saved, present)) {
+  for (const ChangedValue& difference : model_differences(saved, present)) {
     if (is_adjustable(difference.key) || is_of_the_beginning(difference.key)) continue;
-    lines.push_back(change("the model's " + difference.key, difference.is, difference.was));
+    lines.push_back("the model's " + difference.line());
   }
   return lines;
 }
@@ -245,7 +81,7 @@ void require_same_model(const RunIdentity& saved, const RunIdentity& present, st
   std::string text;
   const std::string was = saved.model->architecture(), is = present.model->architecture();
   if (was != is) text = fmt::format("it is a {} there, a {} here", was, is);
-  for (const ModelDifference& difference : model_differences(saved, present)) {
+  for (const ChangedValue& difference : model_differences(saved, present)) {
     if (was != is) break;  // their keys differ too
     if (is_adjustable(difference.key) || is_of_the_beginning(difference.key)) continue;
     text += fmt::format("{}{} is {} there, {} here", text.empty() ? "" : ", ", difference.key, difference.was,

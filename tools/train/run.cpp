@@ -383,10 +383,7 @@ void Run::load_resume_source() {
     hold_against(identity_of(options, settings, data), options.models, loaded.user, loaded.folder,
                  resume_source);
   std::vector<std::string> changes = resume_source.changes;
-  if (!resume_source.weights_only) {
-    const auto more = configuration_changes(loaded.config, engine->config().to_json());
-    changes.insert(changes.end(), more.begin(), more.end());
-  }
+  changes.insert(changes.end(), loaded.changes.begin(), loaded.changes.end());
   report.set_resumed(loaded, resume_source.weights_only, weights, state, changes);
   if (resume_source.weights_only) {
     print_row("weights from", fmt::format("{} (step {}); all else begins anew", loaded.folder, loaded.step));

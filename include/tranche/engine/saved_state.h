@@ -102,7 +102,10 @@ struct LoadResult {
   /// This engine's later checkpoints contain them too.
   std::vector<std::string> companions;
   std::vector<std::string> differences;  ///< a line for each tensor that is renamed, missing or skipped
-  std::vector<std::string> notes;        ///< a line for each difference that changes bits or was ignored
+  /// A line for each setting of configuration and optimizer that affects results and is another one now:
+  /// "optimizer.params.lr is 0.0001, was 0.001". Empty if only weights were loaded.
+  std::vector<std::string> changes;
+  std::vector<std::string> notes;  ///< a line for each other difference that changes bits or was ignored
 };
 
 }  // namespace tranche
