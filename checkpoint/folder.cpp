@@ -83,8 +83,9 @@ std::vector<std::uint64_t> lineage_of(const Manifest& manifest) {
   return manifest.lineage.empty() ? std::vector<std::uint64_t>{0} : manifest.lineage;
 }
 
-bool contains(const std::vector<std::uint64_t>& runs, std::uint64_t run) {
-  return std::find(runs.begin(), runs.end(), run) != runs.end();
+template <class Value>
+bool contains(const std::vector<Value>& values, const Value& value) {
+  return std::find(values.begin(), values.end(), value) != values.end();
 }
 
 /// True when the weights of both result from equally many updates of the same runs. Skipped steps change
@@ -515,8 +516,10 @@ std::vector<std::string> RunFolder::retain(const Retention& rule) {
   with_reason("cannot remove old checkpoints from " + parent_, [&] {
     require_held();
     std::vector<Listed> own = list_checkpoints(storage_.files, parent_);
-    std::erase_if(own, [this](const Listed& listed) {
-      return !listed.complete() || !contains(lineage_, lineage_of(*listed.manifest).back());
+    const auto name = [](const Listed& listed) { return listed.path.substr(listed.path.rfind('/') + 1); };
+    std::erase_if(own, [&](const Listed& listed) {
+      return !listed.complete() || !contains(lineage_, lineage_of(*listed.manifest).back()) ||
+             contains(rule.damaged, name(listed));
     });
     const Listed* const best = rule.keep_lowest.empty() ? nullptr : lowest(own, rule.keep_lowest);
     const auto proven = [&](const Listed& listed) {
@@ -535,7 +538,7 @@ std::vector<std::string> RunFolder::retain(const Retention& rule) {
       const bool milestone = rule.keep_every > 0 && listed.step % rule.keep_every == 0;
       if (newest || recent || milestone || &listed == best) continue;
       if ((good != own.end() && &listed == &*good) || (taken != own.end() && &listed == &*taken)) continue;
-      removed.push_back(listed.path.substr(listed.path.rfind('/') + 1));
+      removed.push_back(name(listed));
       remove_folder(removed.back());
     }
   });

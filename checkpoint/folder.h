@@ -67,6 +67,8 @@ struct Retention {
   /// the newest earlier checkpoint whose last step was not skipped and whose weights a later step has
   /// updated.
   bool newest_is_proven = true;
+  /// Names of folders whose contents proved to be damaged. They are neither counted nor removed.
+  std::vector<std::string> damaged{};
 };
 
 /// Throws InvalidArgument for a text that is not a JSON pointer.

@@ -154,7 +154,8 @@ std::vector<std::string> configuration_changes(std::string_view saved, std::stri
   for (const ChangedValue& change : changed_values(before, now)) {
     if (is_quiet(change.key)) continue;
     // Versions without this key behaved so.
-    if (change.key == "tranche.replica_sum" && change.is == "'micro_batch'" && change.was == "not set") continue;
+    if (change.key == "tranche.replica_sum" && change.is == "'micro_batch'" && change.was == "not set")
+      continue;
     if (change.key == "tranche.mesh" && of_one_mesh(saved, present)) continue;
     if (change.key == "tranche.total_steps" && !follows_the_end(now) && !follows_the_end(before)) continue;
     lines.push_back(change.line());

@@ -14,7 +14,8 @@ struct ChangedValue {
   /// "optimizer.params.lr is 0.0001, was 0.001"
   std::string line() const { return key + " is " + is + ", was " + was; }
 };
-/// Compares the values of two JSON objects that are not objects themselves; a text that is no object has none.
+/// Compares the values of two JSON objects that are not objects themselves; a text that is no object has
+/// none.
 std::vector<ChangedValue> changed_values(std::string_view saved, std::string_view present);
 
 /// Compares two effective configurations (Config::to_json()); returns a line for each key that differs. Keys

@@ -185,6 +185,7 @@ CheckpointLoader::Found CheckpointLoader::find_and_read(const std::string& path,
         read(found, options.weights_only);
         return {};
       });
+      found.damaged = std::move(damaged);
       return found;
     } catch (const CheckpointError& damage) {
       if (!options.pass_over_damaged || found.folder == path) throw;
@@ -224,7 +225,7 @@ LoadResult CheckpointLoader::load(const std::string& path, const LoadOptions& op
   describe(found, path, result);
   session_.carry(std::move(found.companions));
   if (options.weights_only) return result;
-  session_.goes_on_from(found.reader->manifest());
+  session_.goes_on_from(found.reader->manifest(), found.damaged);
   run_.go_on_from(found.reader->manifest(), result);
   note_dropped_states(found, result);
   return result;

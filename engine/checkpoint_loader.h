@@ -47,6 +47,7 @@ class CheckpointLoader {
     TensorMatch match;
     std::unique_ptr<checkpoint::Reader> base;  ///< the adapters' base; null: it is drawn
     checkpoint::Companions companions;         ///< on rank 0
+    std::vector<std::string> damaged;          ///< newer checkpoints that were passed over
   };
   /// Throws CheckpointError if the model cannot use the checkpoint's contents.
   Part part_of(const checkpoint::Reader& reader, const LoadOptions& options) const;

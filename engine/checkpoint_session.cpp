@@ -184,7 +184,8 @@ std::string CheckpointSession::save(const std::string& directory, const SaveOpti
                         branches_);
       }
       plan_ = std::make_unique<checkpoint::ShardPlan>(stored, ranks_.rank(), step);
-      retention_ = {options.keep_last, options.keep_every, options.keep_lowest, false};
+      std::erase(damaged_, checkpoint::step_name(step));  // it is replaced
+      retention_ = {options.keep_last, options.keep_every, options.keep_lowest, false, damaged_};
       manifest_ = {};
       if (ranks_.rank() == 0) {
         manifest_.layout = plan_->layout();
@@ -204,7 +205,9 @@ std::string CheckpointSession::save(const std::string& directory, const SaveOpti
   return path;
 }
 
-void CheckpointSession::goes_on_from(const checkpoint::Manifest& loaded) {
+void CheckpointSession::goes_on_from(const checkpoint::Manifest& loaded,
+                                     const std::vector<std::string>& damaged) {
+  for (const std::string& folder : damaged) damaged_.push_back(folder.substr(folder.rfind('/') + 1));
   ancestors_ = loaded.lineage.empty() ? std::vector<std::uint64_t>{0} : loaded.lineage;
   branches_ = loaded.branches;
   branches_.resize(ancestors_.size(), 0);

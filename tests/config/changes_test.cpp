@@ -43,8 +43,7 @@ TEST(ConfigurationChanges, ALineForEachWithBothSides) {
               ElementsAre("optimizer.params.lr is 0.0001, was 0.001"));
   EXPECT_THAT(changes("{}", {"train_micro_batch_size_per_gpu=4", "tranche.seed=7"}),
               UnorderedElementsAre("train_micro_batch_size_per_gpu is 4, was 1",
-                                   "train_batch_size is 8, was 2",
-                                   "tranche.seed is 7, was 1234"));
+                                   "train_batch_size is 8, was 2", "tranche.seed is 7, was 1234"));
   EXPECT_THAT(changes("{}", {}, {}, 3), ElementsAre("train_batch_size is 3, was 2"));
   EXPECT_THAT(changes(R"({"bf16": {"enabled": "auto"}})", {"fp16.enabled=true"}),
               testing::Contains("bf16.enabled is false, was true"));
@@ -54,9 +53,8 @@ TEST(ConfigurationChanges, KeysOfOneSideOnly) {
   const std::string warmup = R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}}})";
   const std::vector<std::string> lines =
       configuration_changes(parse_config("{}", 2).to_json(), parse_config(warmup, 2).to_json());
-  EXPECT_THAT(lines, UnorderedElementsAre(
-                         "scheduler.type is 'WarmupLR', was 'constant'",
-                         "scheduler.params.warmup_num_steps is 10, was not set"));
+  EXPECT_THAT(lines, UnorderedElementsAre("scheduler.type is 'WarmupLR', was 'constant'",
+                                          "scheduler.params.warmup_num_steps is 10, was not set"));
 }
 
 TEST(ConfigurationChanges, ReplicasAddedUpAsVersionsWithoutTheKeyDidAreNoChange) {
@@ -113,8 +111,7 @@ TEST(ConfigurationChanges, AStageThatBringsAnotherPolicySaysSo) {
 
 TEST(ConfigurationChanges, TextThatIsNoJsonHasNoKeys) {
   EXPECT_THAT(configuration_changes("", ""), IsEmpty());
-  EXPECT_THAT(configuration_changes("[1]", R"({"a": {"b": null}})"),
-              ElementsAre("a.b is null, was not set"));
+  EXPECT_THAT(configuration_changes("[1]", R"({"a": {"b": null}})"), ElementsAre("a.b is null, was not set"));
 }
 
 TEST(ConfigurationChanges, ValuesOfParameterGroups) {

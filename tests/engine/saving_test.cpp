@@ -155,6 +155,45 @@ TEST_F(Saving, ADamagedNewestOneIsPassedOverWhenAskedTo) {
   });
 }
 
+TEST_F(Saving, ADamagedOneTakesNoPlaceOfThoseThatAreKept) {
+  const OddRun run = setup(2, 1, DataType::float32);
+  const auto kept = [&] {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(path())) {
+      if (entry.is_directory()) names.push_back(entry.path().filename());
+    }
+    return names;
+  };
+  // The step after a save proves its weights; older ones are removed only then.
+  const auto save_after = [&](Engine& engine, Runtime& runtime, int saved, int keep) {
+    for (const int last : {saved, saved + 1}) {
+      while (engine.steps() < last) {
+        odd_micro_batch(engine, engine.samples() + runtime.rank() * 12, 12);
+        (void)engine.step();
+      }
+      if (last == saved) engine.save(path(), {.keep_last = keep, .wait = true});
+    }
+    engine.finish_saving();
+  };
+  on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+    for (const int step : {1, 3, 6}) save_after(engine, runtime, step, 0);
+  });
+  damage(path("step-00000006/shard-00001-of-00002.h5"));
+  on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+    EXPECT_EQ(engine.load(path(), {.pass_over_damaged = true}).step, 3);
+    save_after(engine, runtime, 4, 2);
+    if (runtime.rank() == 0) {
+      EXPECT_THAT(kept(), ::testing::UnorderedElementsAre("step-00000003", "step-00000004", "step-00000006"))
+          << "the two newest that are whole, and the damaged one";
+    }
+    save_after(engine, runtime, 6, 2);  // replaces the damaged one
+    save_after(engine, runtime, 8, 2);
+    if (runtime.rank() == 0) {
+      EXPECT_THAT(kept(), ::testing::UnorderedElementsAre("step-00000006", "step-00000008"));
+    }
+  });
+}
+
 TEST_F(Saving, ARunRemovesAndReplacesOnlyWhatItAndItsAncestorsWrote) {
   const OddRun run = setup(2, 1, DataType::float32);
   (void)train(run, {}, 1, path());      // a first run...
