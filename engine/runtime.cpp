@@ -362,7 +362,8 @@ Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& facto
                             mesh.state_rank(rank) * 2 + (stage == 0 ? 0 : 1));
     }
   }
-  impl.log = Logger(impl.world->rank(), options.log_level);
+  impl.log = options.log ? Logger(impl.world->rank(), options.log_level, options.log)
+                         : Logger(impl.world->rank(), options.log_level);
   if (impl.world->local_rank() == 0) {
     if (const std::string warning = detail::launch_queue_warning(*impl.device); !warning.empty())
       impl.log.warning(warning);

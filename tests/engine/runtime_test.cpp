@@ -297,6 +297,30 @@ TEST(RuntimeMesh, RanksOfAContextAxisShareStateWithThoseOfShard) {
   });
 }
 
+TEST(RuntimeLog, GoesToAFunctionOfTheProgram) {
+  std::vector<std::string> messages;
+  RuntimeOptions options;
+  options.log = [&](LogLevel level, std::string_view message) {
+    messages.push_back((level == LogLevel::warning ? "warning: " : "other: ") + std::string(message));
+  };
+  testing::internal::CaptureStderr();
+  {
+    const Runtime runtime(options, make_self_communicator);
+    runtime.log().warning("low on paper");
+    runtime.log().debug("below the level");
+  }
+  EXPECT_THAT(messages, testing::ElementsAre("warning: low on paper"));
+  {
+    options.log = nullptr;
+    const Runtime runtime(options, make_self_communicator);
+    runtime.log().warning("low on ink");
+  }
+  const std::string errors = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(errors, HasSubstr("low on ink"));
+  EXPECT_THAT(errors, testing::Not(HasSubstr("low on paper")));
+  EXPECT_EQ(messages.size(), 1u);
+}
+
 TEST(RuntimeFromConfig, HonoursTheKeysAndKeepsTheConfiguration) {
   RuntimeOptions beside;
   beside.log_level = LogLevel::warning;

@@ -1,8 +1,10 @@
 #pragma once
 /// The environment of a rank: its device, its memory with a ledger, and its groups of ranks.
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "tranche/comm/backends.h"
 #include "tranche/core/log.h"
@@ -38,6 +40,9 @@ struct RuntimeOptions {
   bool trace = false;             ///< record spans
   std::int64_t trace_events = 0;  ///< the most spans that are kept, the first and the latest; 0: all
   LogLevel log_level = LogLevel::info;
+  /// Gets the messages of this rank, one at a time, from any thread; null: they go to standard error. It must
+  /// not log through this Runtime. Ranks that are threads of one process may call it at the same time.
+  std::function<void(LogLevel, std::string_view)> log = nullptr;
   std::shared_ptr<detail::WorkRecorder> recorder =
       nullptr;  ///< for device meta: records work and operations; null: nothing is recorded
   detail::FileSystem* files = nullptr;  ///< for checkpoints; must outlive the Runtime; null: system's
@@ -58,8 +63,8 @@ class Runtime {
   static Runtime from_environment(const RuntimeOptions& options = {});
   /// The same with a configuration: DeepSpeed's JSON (text with a '{' in it) or the path of such a file. It
   /// is read once, for the present number of ranks; pass config() to the engine. Options that the
-  /// configuration does not set (device, trace, log_level, recorder, files; keys at their default) are taken
-  /// from `beside`. Throws ConfigurationError on all ranks when any of them cannot read it.
+  /// configuration does not set (device, trace, log_level, log, recorder, files; keys at their default) are
+  /// taken from `beside`. Throws ConfigurationError on all ranks when any of them cannot read it.
   static Runtime from_config(const std::string& path_or_json, const RuntimeOptions& beside = {});
   /// Uses the ranks of the factory: make_mpi_communicator, adopting(comm) of <tranche/comm/mpi.h>, a
   /// ThreadGroup's ...
