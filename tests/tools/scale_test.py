@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """scale_test.py PROGRAM SUITE: `tranche scale` as users run it, on one and two ranks of a tiny model.
 
-Suites: study (a whole one, with --json and its files; another study in its folder), meshes (several in one), schedules (of a pipeline),
+Suites: study (a whole one, with --json and its files; another study in its folder), extended (by points), meshes (several in one), schedules (of a pipeline),
 resume (killed in the middle and continued), failures (points that fail, die and hang), refusals (errors before any run), launchers
 (mpirun's arguments, srun).
 """
@@ -135,13 +135,53 @@ def suite_study():
     assert all(before[path] == path.stat().st_mtime_ns for path in kept), "those that were whole are kept"
     before = {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
     other = scale(out, ["--ranks", "1,2", "--stages", "0,3", "--repeats", "3", "--lr", "0.5"], status=2)
-    expect_in(["is a study with other settings", "repeats was 2, is 3", "configuration/optimizer/params/lr was 0.001, is 0.5"],
-              other.stderr, "the refusal")
+    expect_in(["is a study with other settings", "configuration/optimizer/params/lr was 0.001, is 0.5"], other.stderr, "the refusal")
+    assert "repeats was" not in other.stderr, other.stderr  # repeats may be added
+    fewer = scale(out, ["--ranks", "2", "--stages", "0,3", "--repeats", "1"], status=2)
+    expect_in(["to which ranks, stages, meshes, schedules and repeats may be added:", "ranks/1 was 2, is not there", "repeats was 2, is 1"],
+              fewer.stderr, "the refusal")
     assert before == {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
 
     # Strong scaling if the flags give a rank's part: the batch of the largest number of ranks applies to all.
     strong = json.loads(scale(HERE / "strong", ["--ranks", "1,2", "--stages", "0", "--repeats", "1", "--strong", "--json"]).stdout)
     assert [(point["micro_batch"], point["accumulation"], point["batch"]) for point in strong["points"]] == [(2, 2, 4), (2, 1, 4)], strong["points"]
+
+
+def suite_extended():
+    """A study goes on with more points than it was begun with, and keeps its runs."""
+    out = HERE / "extended"
+
+    def points(ranks, stages, repeats, meshes):
+        return ["--ranks", ranks, "--stages", stages, "--repeats", repeats, "--meshes", meshes]
+
+    def extended(out, begun, more, kept, runs):
+        scale(out, begun)
+        before = {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
+        expect_in([f"going on with the study that is there: {kept} of {runs} runs are kept"], scale(out, more).stdout, "an extension")
+        results = json.loads((out / "results.json").read_text(encoding="utf-8"))
+        assert results["complete"] and results["runs_done"] == runs and results["differences"] == [], results["differences"]
+        now = {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
+        assert before.items() <= now.items(), "runs are kept"
+        return results
+
+    # The threads of a rank are those that one rank has by default. Of two ranks each would have half as many.
+    results = extended(out, points("1", "3", "1", "shard=*"), points("1,2", "3", "2", "shard=*"), 1, 4)
+    assert results["settings"]["threads"] == CORES, results["settings"]["threads"]
+    both = "shard=*; replicate=*, shard=1"
+    extended(HERE / "meshes_extended", points("2", "3", "1", "shard=*"), points("2", "0,3", "1", both), 1, 4)
+    for wrong, text in ((points("1,2", "3", "2", "replicate=*, shard=1; shard=*"), "meshes/0 was "),
+                        (points("1", "3", "2", "shard=*"), "ranks/1 was 2, is not there")):
+        expect_in(["is a study with other settings", text], scale(out, wrong, status=2).stderr, "the refusal")
+
+    # With --strong the batch of a step stays that of the study: 4 sequences on one rank, where two would have 8 by default.
+    for ranks in ("1", "1,2"):
+        words = command(HERE / "strong_extended", ["--ranks", ranks, "--stages", "0", "--repeats", "1", "--strong", "--json"])
+        at = words.index("--micro-batch")
+        del words[at:at + 2]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads(done.stdout)
+    assert results["complete"] and [point["batch"] for point in results["points"]] == [4, 4], results["points"]
 
 
 def suite_meshes():
@@ -403,6 +443,6 @@ def suite_launchers():
     assert json.loads((HERE / "slurm" / "results.json").read_text(encoding="utf-8"))["complete"]
 
 
-{"study": suite_study, "meshes": suite_meshes, "schedules": suite_schedules, "resume": suite_resume, "failures": suite_failures, "refusals": suite_refusals,
+{"study": suite_study, "extended": suite_extended, "meshes": suite_meshes, "schedules": suite_schedules, "resume": suite_resume, "failures": suite_failures, "refusals": suite_refusals,
  "launchers": suite_launchers}[SUITE]()
 print(f"scale {SUITE}: passed")

@@ -84,6 +84,44 @@ std::vector<std::string> differing(const ordered_json& saved, const ordered_json
   return lines;
 }
 
+/// True when the present settings ask for every run of the saved ones, under the same names, and perhaps for
+/// more. A run's name has the number of its mesh and schedule.
+bool asks_for_all_runs(const ordered_json& saved, const ordered_json& present) {
+  const auto list = [](const ordered_json& settings, const char* key) {
+    const ordered_json found = settings.value(key, ordered_json::array());
+    return found.is_array() ? found : ordered_json::array();
+  };
+  for (const char* const key : {"ranks", "stages"}) {
+    const ordered_json was = list(saved, key), is = list(present, key);
+    const auto there = [&](const ordered_json& one) {
+      return one.is_number_integer() && std::find(is.begin(), is.end(), one) != is.end();
+    };
+    if (was.empty() || !std::all_of(was.begin(), was.end(), there)) return false;
+  }
+  for (const char* const key : {"meshes", "pipeline_schedules"}) {
+    const ordered_json was = list(saved, key), is = list(present, key);
+    if (was.size() > is.size() || was.empty() != is.empty()) return false;
+    if (!std::equal(was.begin(), was.end(), is.begin())) return false;
+  }
+  const ordered_json repeats = saved.value("repeats", ordered_json());
+  return repeats.is_number_integer() && repeats <= present["repeats"];
+}
+
+/// The present settings without what they add to the runs of the saved ones.
+ordered_json without_further_runs(const ordered_json& saved, ordered_json present) {
+  for (const char* const key : {"ranks", "stages", "meshes", "pipeline_schedules", "repeats"}) {
+    if (saved.contains(key)) present[key] = saved[key];
+  }
+  if (!present.contains("schedule_files")) return present;
+  const ordered_json files = present["schedule_files"];
+  for (const auto& [name, text] : files.items()) {
+    if (!saved.value("schedule_files", ordered_json::object()).contains(name))
+      present["schedule_files"].erase(name);
+  }
+  if (present["schedule_files"].empty()) present.erase("schedule_files");
+  return present;
+}
+
 }  // namespace
 
 std::string ScaleRun::name() const {
@@ -135,7 +173,7 @@ ScaleStudy::ScaleStudy(const Options& options) : options_(options) {
   choose_threads();
   choose_batches();
   plan_points();
-  settings_ = settings_json();
+  settings_ = settings_json(facts_.ranks.front(), facts_.stages.front());
 }
 
 void ScaleStudy::find_programs() {
@@ -155,6 +193,14 @@ void ScaleStudy::find_programs() {
   }
 }
 
+ordered_json ScaleStudy::saved_settings() const {
+  const std::string described = path("study.json");
+  if (!exists(described)) return ordered_json::object();
+  const ordered_json study = parse_json(read_text_file(described, "the study's file"));
+  const ordered_json settings = study.is_object() ? study.value("settings", ordered_json()) : ordered_json();
+  return settings.is_object() ? settings : ordered_json::object();
+}
+
 void ScaleStudy::choose_threads() {
   std::error_code none;
   if (exists(options_.config) && !std::filesystem::is_regular_file(options_.config, none)) {
@@ -165,12 +211,17 @@ void ScaleStudy::choose_threads() {
   const Config config = read_config(at(facts_.ranks.front(), facts_.stages.front()), facts_.ranks.front());
   facts_.threads = config.threads;
   if (config.threads > 0) return;
+  const ordered_json saved = saved_settings();
+  const bool goes_on = saved.contains("threads") && saved["threads"].is_number_integer() &&
+                       saved["threads"] > 0 && saved["threads"] <= 4096;
   const int cores = facts_.node.cores;
   int most = cores;
   for (const int ranks : facts_.ranks) {
     if (ranks <= cores) most = facts_.ranks.front() > cores ? cores : ranks;
   }
-  facts_.threads = options_.threads.value_or(std::max(1, cores / most));
+  // A study that is there keeps its threads if more ranks are added.
+  const int by_default = goes_on ? saved["threads"].get<int>() : std::max(1, cores / most);
+  facts_.threads = options_.threads.value_or(by_default);
   options_.threads = facts_.threads;
   added_flags_.insert(added_flags_.end(), {"--threads", std::to_string(facts_.threads)});
 }
@@ -186,9 +237,13 @@ void ScaleStudy::choose_batches() {
                     std::any_of(options_.set.begin(), options_.set.end(), [](const std::string& key) {
                       return key.starts_with("train_") || key.starts_with("gradient_accumulation");
                     });
+  // A study that is there keeps the batch of a step if more ranks are added.
+  const ordered_json saved =
+      saved_settings().value("/configuration/train_batch_size"_json_pointer, ordered_json());
+  const bool goes_on = facts_.strong && saved.is_number_integer() && saved > 0;
   if (!said) {
     if (facts_.strong) {
-      set_batch(default_micro_batch * many);
+      set_batch(goes_on ? saved.get<std::int64_t>() : default_micro_batch * many);
     } else {
       options_.micro_batch = default_micro_batch;
       added_flags_.insert(added_flags_.end(), {"--micro-batch", std::to_string(default_micro_batch)});
@@ -204,7 +259,7 @@ void ScaleStudy::choose_batches() {
                       "them out and it is derived, or both and --set train_batch_size=N",
                       *options_.micro_batch, *options_.accumulate));
     }
-    const std::int64_t batch = config_at(many).train_batch_size;
+    const std::int64_t batch = goes_on ? saved.get<std::int64_t>() : config_at(many).train_batch_size;
     if (less.train_batch_size != batch) set_batch(batch);
     return;
   }
@@ -337,7 +392,7 @@ void ScaleStudy::plan_points() {
   }
 }
 
-std::string ScaleStudy::settings_json() const {
+std::string ScaleStudy::settings_json(int ranks, int stage) const {
   const ScaleOptions& scale = options_.scale;
   ordered_json settings = {{"ranks", scale.ranks},
                            {"stages", scale.stages},
@@ -365,9 +420,7 @@ std::string ScaleStudy::settings_json() const {
     settings["model_file"] = parse_json(read_text_file(options_.model, "the model's file"));
   }
   if (!scale.hostfile.empty()) settings["hosts"] = read_text_file(scale.hostfile, "--hostfile");
-  const int ranks = facts_.ranks.front();
-  settings["configuration"] =
-      ordered_json::parse(read_config(at(ranks, facts_.stages.front()), ranks).to_json());
+  settings["configuration"] = ordered_json::parse(read_config(at(ranks, stage), ranks).to_json());
   return settings.dump();
 }
 
@@ -476,6 +529,7 @@ bool ScaleStudy::open_folder() {
   if (lock_ < 0) refuse(fmt::format("cannot be written to: {}", std::strerror(errno)));
   if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) refuse("is a study that another tranche scale is at work on");
 
+  bool extended = false;
   const ordered_json settings = ordered_json::parse(settings_);
   ordered_json begun = {{"time", time_now()},
                         {"load_average", load_average()},
@@ -488,14 +542,24 @@ bool ScaleStudy::open_folder() {
         !study.value("begun", ordered_json::object()).is_object()) {
       refuse(fmt::format("is no study that can be gone on with: its study.json is not of {}", scale_schema));
     }
-    const std::vector<std::string> lines = differing(study["settings"], settings);
+    const ordered_json& saved = study["settings"];
+    ordered_json compared = settings;
+    if (asks_for_all_runs(saved, settings)) {
+      // The configuration was recorded for the saved study's first point.
+      const std::string first = settings_json(saved["ranks"][0], saved["stages"][0]);
+      compared = without_further_runs(saved, ordered_json::parse(first));
+    }
+    const std::vector<std::string> lines = differing(saved, compared);
     if (!lines.empty()) {
       refuse(fmt::format(
-          "is a study with other settings; give another folder, or the settings it was begun with:\n  {}",
+          "is a study with other settings; give another folder, or the settings it was begun with, to which "
+          "ranks, stages, meshes, schedules and repeats may be added:\n  {}",
           fmt::join(lines, "\n  ")));
     }
     if (study.contains("begun")) begun = study["begun"];
-  } else {
+    extended = nlohmann::json(saved) != nlohmann::json(settings);
+  }
+  if (!there || extended) {
     const ordered_json study = {{"schema", scale_schema}, {"begun", begun}, {"settings", settings}};
     write_output_file(described, study.dump(1) + "\n");
   }

@@ -1,13 +1,14 @@
 #pragma once
 /// A scaling study: its runs, their settings, and its folder.
 ///
-///     OUT/study.json     the study's settings, machine, commit; written once
+///     OUT/study.json     the study's settings, machine, commit; written anew if points are added
 ///     OUT/text.txt       the data, if none was given
 ///     OUT/runs/          for each run its report, n2-stage3-r1.json, and its output, n2-stage3-r1.log
 ///     OUT/results.json, results.csv, table.md, *.svg
 
 #include <cstdint>
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -44,8 +45,9 @@ class ScaleStudy {
   std::string path(const std::string& name) const;
 
   /// Opens the folder: creates it, or continues the study in it, and locks it during this process. Returns
-  /// true when it existed. Throws ConfigurationError if it holds another study (naming both sides), no study,
-  /// or a running one.
+  /// true when it existed. A study may be continued with further ranks, stages and repeats, and with meshes
+  /// and schedules behind its own. Throws ConfigurationError if the folder holds another study (naming both
+  /// sides), no study, or a running one.
   bool open_folder();
   /// The figures of a finished run; throws Error if there is no report, or one of another run.
   RunFigures read(const ScaleRun& run) const;
@@ -66,11 +68,14 @@ class ScaleStudy {
   /// The configuration keys that a point's schedule sets, as for --set.
   std::vector<std::string> schedule_keys(const std::string& schedule) const;
   PointPlan plan_point(const PointKey& key);
+  /// The settings of the study in the folder; an empty object if there is none.
+  nlohmann::ordered_json saved_settings() const;
   void choose_threads();
   void choose_batches();
   void plan_points();
   void find_programs();
-  std::string settings_json() const;
+  /// The settings, with the configuration of the point of these ranks and stage.
+  std::string settings_json(int ranks, int stage) const;
 
   Options options_;  ///< with the study's additions for all runs
   std::vector<std::string> added_flags_;
