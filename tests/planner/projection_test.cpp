@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "planner/record_steps.h"
@@ -544,6 +545,16 @@ TEST(PlanMachine, ErrorsNameFlagAndFile) {
   const std::string bad = folder.write("bad.json", "{\"schema\": \"other\"}");
   EXPECT_THAT(tools::test::run({"plan", "--model", "gpt-nano", "--machine", bad}).errors,
               AllOf(HasSubstr("bad.json"), HasSubstr("schema is 'other', not 'tranche.machine'")));
+}
+
+TEST(Calibrate, AFolderThatIsNotThereIsRefusedBeforeAnythingIsMeasured) {
+  const TemporaryFolder folder;
+  const ProgramResult refused = tools::test::run(
+      {"calibrate", "--out", folder.path("machine.json"), "--dir", folder.path("none"), "--seconds", "3000"});
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_THAT(refused.errors, HasSubstr("--dir '" + folder.path("none") +
+                                        "': nothing can be written there: No such file or directory"));
+  EXPECT_FALSE(std::filesystem::exists(folder.path("machine.json")));
 }
 
 TEST(Calibrate, MeasuresThisMachineForAPlan) {

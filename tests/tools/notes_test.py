@@ -111,6 +111,7 @@ CASES = [
     ("checkpoint import model --to base", ["left behind in model: notes.md (weights, configuration, tokenizer and chat template are taken)",
                                            "weights that were not read in model: consolidated.safetensors (model.safetensors has those of the model)"]),
     ("checkpoint import model --to configured --model model/config.json", ["config.json of model does not travel: the model is --model model/config.json"]),
+    ("checkpoint import broken --to broken-run", ["the tokenizer is taken as it is, but tranche cannot use it for text: ", "tokenizer.json"]),
     ("checkpoint import ruined --to ruined-run", [" not finite, the first one element 0 of model.norm.weight (nan): training and generation"]),
     ("checkpoint import adapter --base base --to tuned", ["the tokenizer of adapter takes the place of the base's",
                                                           "config.json of adapter does not travel: the model is the base's"]),

@@ -26,6 +26,7 @@
 #include "tools/terminal.h"
 #include "tools/transfer_progress.h"
 #include "tranche/core/error.h"
+#include "tranche/training/tokenizer.h"
 
 namespace tranche::tools {
 
@@ -213,6 +214,18 @@ void note_other_weights(detail::FileSystem& files, const HuggingFaceModel& sourc
                               left, single ? "model.safetensors" : "model.safetensors.index.json"));
 }
 
+/// Adds a line if the tokenizer among a folder's companions cannot be read.
+void note_unusable_tokenizer(const checkpoint::Companions& companions, const std::string& folder,
+                             std::vector<std::string>& notes) {
+  if (!have_tokenizer(companions)) return;
+  try {
+    (void)training::load_tokenizer(folder);
+  } catch (const ConfigurationError& problem) {
+    notes.push_back("the tokenizer is taken as it is, but tranche cannot use it for text: " +
+                    problem.message());
+  }
+}
+
 /// The companions of the weights. A configuration given by --model replaces the folder's.
 checkpoint::Companions companions_of(const CheckpointOptions& options, const std::string& folder,
                                      std::vector<std::string>& notes) {
@@ -248,6 +261,7 @@ int import_peft(const CheckpointOptions& options, const Output& output) {
   }
   std::vector<std::string> beside;
   checkpoint::Companions own = read_model_files(files, options.path, beside);
+  note_unusable_tokenizer(own, options.path, beside);
   checkpoint::Companions of_base = checkpoint::read_companions(files, base.folder(), base.manifest());
   const auto other = [&] { return other_base(own, of_base, options.path); };
   const PeftAdapters source = [&] {
@@ -310,6 +324,7 @@ int checkpoint_import(const CheckpointOptions& options, const Output& output) {
   manifest.numerics = "imported from " + source.dtype();
   std::vector<std::string> notes;
   const checkpoint::Companions companions = companions_of(options, source.folder(), notes);
+  note_unusable_tokenizer(companions, source.folder(), notes);
   if (!options.path.ends_with(".safetensors")) note_other_weights(files, source, notes);
   if (have_tokenizer(companions))
     identity.tokenizer = {Tokenizer::Kind::tokens, identity.model->shape().vocabulary};

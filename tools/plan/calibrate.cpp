@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
 #include <functional>
 #include <ostream>
@@ -14,6 +15,7 @@
 #include "core/clock.h"
 #include "core/output_file.h"
 #include "offload/calibration.h"
+#include "offload/file_system.h"
 #include "offload/host_link.h"
 #include "tools/files.h"
 #include "tools/plan/calibrate_kernels.h"
@@ -199,7 +201,17 @@ void measure_collectives(Communicator& group, MemoryResource& memory, double sec
 int run_calibrate(const Options& options, const Output& output) {
   Launch launch(output.errors, options.flags);
   if (const int status = launch.agree([&] {
-        if (launch.rank() == 0) require_writable(options.calibration, "--out");
+        if (launch.rank() != 0) return;
+        require_writable(options.calibration, "--out");
+        // The disk is measured last, and a wrong folder would be noticed only then.
+        const std::string& folder = options.calibration_dir;
+        if (folder.empty()) return;
+        try {
+          detail::require_output_file(detail::join_path(folder, ".tranche-calibration.probe"));
+        } catch (const IoError& problem) {
+          throw ConfigurationError(fmt::format("--dir '{}': nothing can be written there: {}", folder,
+                                               std::strerror(problem.code())));
+        }
       });
       status != 0) {
     return status;
