@@ -176,6 +176,14 @@ def resident(process):
     return int(found.group(1)) if found else None
 
 
+def written_step(metrics):
+    """The step of the last whole line of a file of metrics, each line of which is flushed."""
+    with open(metrics, "rb") as file:
+        file.seek(max(0, os.path.getsize(metrics) - 65536))
+        lines = file.read().split(b"\n")[:-1]
+    return max((int(found.group(1)) for line in lines if (found := re.search(rb'"step": ?(\d+)', line))), default=0)
+
+
 def ranks_of(mark):
     """Processes of the program that have `mark` among their arguments."""
     found = []
@@ -204,8 +212,12 @@ def steady(ranks, steps, more, every=500):
             at = re.match(r"step +(\d+)/", line)
             if not at or not 1000 <= int(at.group(1)) < steps:
                 continue
-            for process in ranks_of(mark):
-                if (kilobytes := resident(process)) is not None:
+            taken = {process: resident(process) for process in ranks_of(mark)}
+            # This reader may lag behind. The end of a run takes memory of its own, so that only what was taken before it counts.
+            if written_step(mark) >= steps:
+                continue
+            for process, kilobytes in taken.items():
+                if kilobytes is not None:
                     seen.setdefault(process, {})[int(at.group(1))] = kilobytes
     check(job.returncode == 0 and len(seen) == ranks, "trains", arguments, text)
     for process, memory in seen.items():
