@@ -83,9 +83,8 @@ std::vector<std::uint64_t> lineage_of(const Manifest& manifest) {
   return manifest.lineage.empty() ? std::vector<std::uint64_t>{0} : manifest.lineage;
 }
 
-template <class Value>
-bool contains(const std::vector<Value>& values, const Value& value) {
-  return std::find(values.begin(), values.end(), value) != values.end();
+bool contains(const std::vector<std::uint64_t>& runs, std::uint64_t run) {
+  return std::find(runs.begin(), runs.end(), run) != runs.end();
 }
 
 /// True when the weights of both result from equally many updates of the same runs. Skipped steps change
@@ -516,15 +515,20 @@ std::vector<std::string> RunFolder::retain(const Retention& rule) {
   with_reason("cannot remove old checkpoints from " + parent_, [&] {
     require_held();
     std::vector<Listed> own = list_checkpoints(storage_.files, parent_);
-    const auto name = [](const Listed& listed) { return listed.path.substr(listed.path.rfind('/') + 1); };
+    std::erase_if(own, [this](const Listed& listed) {
+      return !listed.complete() || !contains(lineage_, lineage_of(*listed.manifest).back());
+    });
+    const std::vector<Listed> all = own;  // damaged ones may cast doubt on others too
     std::erase_if(own, [&](const Listed& listed) {
-      return !listed.complete() || !contains(lineage_, lineage_of(*listed.manifest).back()) ||
-             contains(rule.damaged, name(listed));
+      return std::any_of(rule.damaged.begin(), rule.damaged.end(), [&](const std::string& damaged) {
+        std::error_code ignored;
+        return std::filesystem::equivalent(damaged, listed.path, ignored);
+      });
     });
     const Listed* const best = rule.keep_lowest.empty() ? nullptr : lowest(own, rule.keep_lowest);
     const auto proven = [&](const Listed& listed) {
       const RunState& run = listed.manifest->run;
-      return run.skipped == 0 && run.applied < own.front().manifest->run.applied && !in_doubt(listed, own);
+      return run.skipped == 0 && run.applied < own.front().manifest->run.applied && !in_doubt(listed, all);
     };
     const auto good = rule.newest_is_proven ? own.end() : std::find_if(own.begin(), own.end(), proven);
     // The newest checkpoint whose last step was not skipped is kept, even if a later one has the same
@@ -538,7 +542,7 @@ std::vector<std::string> RunFolder::retain(const Retention& rule) {
       const bool milestone = rule.keep_every > 0 && listed.step % rule.keep_every == 0;
       if (newest || recent || milestone || &listed == best) continue;
       if ((good != own.end() && &listed == &*good) || (taken != own.end() && &listed == &*taken)) continue;
-      removed.push_back(name(listed));
+      removed.push_back(listed.path.substr(listed.path.rfind('/') + 1));
       remove_folder(removed.back());
     }
   });

@@ -67,7 +67,7 @@ struct Retention {
   /// the newest earlier checkpoint whose last step was not skipped and whose weights a later step has
   /// updated.
   bool newest_is_proven = true;
-  /// Names of folders whose contents proved to be damaged. They are neither counted nor removed.
+  /// Paths of checkpoints whose contents proved to be damaged. They are neither counted nor removed.
   std::vector<std::string> damaged{};
 };
 

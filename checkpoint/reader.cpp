@@ -21,7 +21,7 @@ using detail::join_path;
 
 namespace {
 
-constexpr std::size_t most_open_files = 16;
+constexpr std::size_t most_open_files = 32;
 constexpr std::size_t most_tables = 64;
 /// The most ranges of up to a block in flight. So many keep a fast disk busy even while this thread waits for
 /// a processor; those that are read in place need no buffer.
@@ -202,7 +202,7 @@ void Reader::Impl::fetch(std::span<const Task> group) {
   const std::int64_t last = std::min(leaf_ceiling(wanted_end), record(task.rank).digested_bytes);
   std::int64_t wanted = 0;
   for (const Task& one : group) wanted += one.end - one.begin;
-  // If much of these leaves is not wanted, other ranks want it: they hold other columns of the same tensor.
+  // Other ranks of the host probably want the rest of these leaves: they hold other columns of the tensor.
   const Caching caching =
       wanted < (last - leaf_floor(task.begin)) / 16 * 15 ? Caching::shared : Caching::direct;
   for (std::int64_t at = leaf_floor(task.begin); at < last;) {

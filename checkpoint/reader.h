@@ -63,9 +63,9 @@ using ReadProgress = std::function<void(std::int64_t bytes)>;
 /// block. That is under 5 % for ranges of at least 720 KiB. It allocates staging_bytes once. Whole leaves
 /// that need no conversion are read without a copy when memory address and file offset are congruent modulo
 /// the disk's alignment for direct I/O (nearly always 512). Requests of one call that are adjacent in file
-/// and memory are merged; small ones that follow each other in a file share the leaves between them. Leaves
-/// of which more than a sixteenth is not wanted, as of a tensor that is cut by columns, are read through the
-/// page cache, so that the readers of a host load them from the disk once.
+/// and memory are merged; small ones that follow each other in a file share the leaves between them. Ranges
+/// that want less than 15/16 of their leaves, like the columns of a tensor and small tensors, are read
+/// through the page cache, so that the readers of a host load these leaves from the disk once.
 class Reader {
  public:
   /// Opens one checkpoint (a step-... folder, even if it was renamed). Throws CheckpointError when it is

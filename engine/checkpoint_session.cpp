@@ -184,8 +184,8 @@ std::string CheckpointSession::save(const std::string& directory, const SaveOpti
                         branches_);
       }
       plan_ = std::make_unique<checkpoint::ShardPlan>(stored, ranks_.rank(), step);
-      std::erase(damaged_, checkpoint::step_name(step));  // it is replaced
       retention_ = {options.keep_last, options.keep_every, options.keep_lowest, false, damaged_};
+      std::erase_if(retention_.damaged, [this](const std::string& one) { return is_being_saved(one); });
       manifest_ = {};
       if (ranks_.rank() == 0) {
         manifest_.layout = plan_->layout();
@@ -207,12 +207,17 @@ std::string CheckpointSession::save(const std::string& directory, const SaveOpti
 
 void CheckpointSession::goes_on_from(const checkpoint::Manifest& loaded,
                                      const std::vector<std::string>& damaged) {
-  for (const std::string& folder : damaged) damaged_.push_back(folder.substr(folder.rfind('/') + 1));
+  damaged_.insert(damaged_.end(), damaged.begin(), damaged.end());
   ancestors_ = loaded.lineage.empty() ? std::vector<std::uint64_t>{0} : loaded.lineage;
   branches_ = loaded.branches;
   branches_.resize(ancestors_.size(), 0);
   branches_.push_back(loaded.run.applied);
   folder_.reset();  // the next save belongs to the new lineage
+}
+
+bool CheckpointSession::is_being_saved(const std::string& checkpoint) const {
+  std::error_code ignored;
+  return std::filesystem::equivalent(checkpoint, folder_->final_path(step_), ignored);
 }
 
 std::string CheckpointSession::text() const {
@@ -290,6 +295,9 @@ std::string CheckpointSession::advance() {
     throw CheckpointError(told);
   }
   phase_ = Phase::none;
+  if (begun == Phase::committing) {
+    std::erase_if(damaged_, [this](const std::string& one) { return is_being_saved(one); });
+  }
   if (!warning_.empty()) log_.warning(std::exchange(warning_, {}));
   return results[0];
 }

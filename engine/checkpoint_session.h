@@ -56,8 +56,8 @@ class CheckpointSession {
   /// or gradient. Throws CheckpointError on all ranks.
   std::string save(const std::string& directory, const SaveOptions& options, std::int64_t step, bool proven,
                    const std::function<void(checkpoint::Manifest&)>& manifest);
-  /// Later checkpoints record this one as their ancestor, and take the place of none of the `damaged`
-  /// folders, which were passed over.
+  /// Later checkpoints record this one as their ancestor. Retention neither counts nor removes the `damaged`
+  /// checkpoints, which were passed over.
   void goes_on_from(const checkpoint::Manifest& loaded, const std::vector<std::string>& damaged);
   /// Sets the files that later checkpoints include beside the weights; only rank 0's are used.
   void carry(checkpoint::Companions companions) { companions_ = std::move(companions); }
@@ -87,6 +87,8 @@ class CheckpointSession {
   void close(bool together) noexcept;
 
  private:
+  /// True if this path is that of the checkpoint being saved.
+  bool is_being_saved(const std::string& checkpoint) const;
   enum class Phase { none, writing, committing, retaining };
   void retain();
   std::string text() const;
@@ -116,7 +118,7 @@ class CheckpointSession {
   std::unique_ptr<checkpoint::ShardPlan> plan_;
   checkpoint::Manifest manifest_;  ///< without the shards' records and the fields that commit() sets
   checkpoint::Retention retention_;
-  std::vector<std::string> damaged_;  ///< names of checkpoints that were found damaged
+  std::vector<std::string> damaged_;  ///< paths of checkpoints that were found damaged
   bool proven_ = false;               ///< the last saved weights are good; see prove()
   bool provable_ = false;             ///< the present weights derive from the last saved ones
   bool retention_waits_ = false;      ///< retention waits for prove()

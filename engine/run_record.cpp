@@ -64,11 +64,15 @@ void RunRecord::go_on_from(const checkpoint::Manifest& manifest, LoadResult& res
 
 void RunRecord::note_changes(const checkpoint::RunState& run, std::vector<std::string>& changes) const {
   changes = configuration_changes(run.config, config_.to_json());
-  const auto of_optimizer = [](const std::string& line) { return line.starts_with("optimizer."); };
-  if (std::any_of(changes.begin(), changes.end(), of_optimizer)) return;
+  const std::vector<std::string> of_configuration = changes;
+  const auto told = [&](const std::string& key) {
+    const std::string prefix = (key == "type" ? "optimizer." : "optimizer.params.") + key + " is ";
+    return std::any_of(of_configuration.begin(), of_configuration.end(),
+                       [&](const std::string& line) { return line.starts_with(prefix); });
+  };
   // A program may bring its own optimizer, which the configuration does not describe.
   for (const ChangedValue& change : changed_values(run.optimizer, optimizer_.describe())) {
-    changes.push_back("the optimizer's " + change.line());
+    if (!told(change.key)) changes.push_back("the optimizer's " + change.line());
   }
 }
 
@@ -156,7 +160,7 @@ void RunRecord::take_order_of_sums(const checkpoint::Manifest& manifest, std::ve
 }
 
 void RunRecord::note_defaults(const checkpoint::RunState& run, std::vector<std::string>& notes) const {
-  // The defaults were not chosen by the user, so comparing configurations would not show them.
+  // A comparison of the configurations does not say that these values were not given.
   const EarlierDefaults earlier = earlier_defaults(config_, run.config);
   if (earlier.bf16) {
     notes.emplace_back(

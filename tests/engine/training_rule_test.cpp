@@ -1,6 +1,5 @@
 // A program's own parts of the training rule: a schedule, and a rate set between steps.
 
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -273,13 +272,15 @@ TEST_F(SavedRule, ChangedSettingsAreTold) {
   other.optimizer.learning_rate = 0.25;
   other.stage = 1;
   other.threads = 1;
-  const std::string rate = fmt::format("{}", config.optimizer.learning_rate);
   EXPECT_THAT(changes(other),
-              ElementsAre("optimizer.params.lr is 0.25, was " + rate, "zero_optimization.stage is 1, was 0"))
+              ElementsAre("optimizer.params.lr is 0.25, was 0.001", "zero_optimization.stage is 1, was 0"))
       << "threads change no result";
   EXPECT_THAT(changes(other, {}, {.weights_only = true}), IsEmpty());
-  EXPECT_THAT(changes(config, {.optimizer = make_adam({.beta2 = 0.5f})}),
-              ElementsAre(AllOf(HasSubstr("the optimizer's betas is [0.9"), HasSubstr("0.5], was [0.9"))));
+  const auto other_betas = AllOf(HasSubstr("the optimizer's betas is [0.9"), HasSubstr("0.5], was [0.9"));
+  EXPECT_THAT(changes(config, {.optimizer = make_adam({.beta2 = 0.5f})}), ElementsAre(other_betas));
+  EXPECT_THAT(
+      changes(other, {.optimizer = make_adam({.beta2 = 0.5f})}),
+      ElementsAre(HasSubstr("optimizer.params.lr"), HasSubstr("zero_optimization.stage"), other_betas));
 }
 
 TEST_F(SavedRule, AnotherScheduleIsTold) {

@@ -115,23 +115,29 @@ TEST_F(FileSystemTest, SizesAndEnds) {
 
 TEST_F(FileSystemTest, SharedReadsComeFromTheDiskOnceAndWithoutReadAhead) {
   constexpr std::int64_t bytes = 4 << 20, part = 64 << 10;
-  std::vector<char> memory(bytes, 'x');
+  std::vector<char> memory(bytes);
+  std::uint32_t number = 1;  // contents that no file system compresses
+  for (char& byte : memory) byte = static_cast<char>((number = number * 1664525u + 1013904223u) >> 24);
+  const std::vector<char> written = memory;
   files_.open(folder_ / "a", OpenMode::create_new)->write(0, memory.data(), bytes);
-  test::drop_from_page_cache(folder_.path());
-  const std::int64_t before = test::bytes_from_disk();
-  const auto first = files_.open(folder_ / "a", OpenMode::read, Caching::shared);
-  const auto second = files_.open(folder_ / "a", OpenMode::read, Caching::shared);
-  EXPECT_FALSE(first->direct());
-  EXPECT_EQ(first->direct_refusal(), "");
-  for (File* const file : {first.get(), second.get()}) {
-    memory.assign(bytes, 0);
-    file->read(0, memory.data(), part);
-    EXPECT_EQ(std::count(memory.begin(), memory.end(), 'x'), part);
-  }
-  const std::int64_t read = test::bytes_from_disk() - before;
-  if (read == 0) GTEST_SKIP() << folder_.path() << " is on no disk whose reads /proc/self/io counts";
-  EXPECT_GE(read, part);
-  EXPECT_LE(read, 2 * part) << "the file's blocks and its size";
+  const auto from_disk = [&] {
+    test::drop_from_page_cache(folder_.path());
+    const std::int64_t before = test::bytes_from_disk();
+    for (int reader = 0; reader < 2; ++reader) {
+      const auto file = files_.open(folder_ / "a", OpenMode::read, Caching::shared);
+      EXPECT_FALSE(file->direct());
+      EXPECT_EQ(file->direct_refusal(), "");
+      std::fill(memory.begin(), memory.end(), '\0');
+      file->read(0, memory.data(), part);
+      EXPECT_TRUE(std::equal(written.begin(), written.begin() + part, memory.begin()));
+    }
+    return test::bytes_from_disk() - before;
+  };
+  // Pages of the program itself may be read too, so that the least of some attempts counts.
+  std::int64_t least = from_disk();
+  for (int attempt = 0; attempt < 4 && least > part; ++attempt) least = std::min(least, from_disk());
+  if (least < part) GTEST_SKIP() << folder_.path() << " is on no disk whose reads /proc/self/io counts";
+  EXPECT_LE(least, part + part / 2);
 }
 
 // Aligned and unaligned transfers, with and without the page cache, on one file: each reads what another has

@@ -55,7 +55,7 @@ struct SaveOptions {
   std::string user = "{}";  ///< the caller's own JSON object, at most 1 MiB; from rank 0
   /// Which checkpoints are kept: the newest so many (0: all) ... Until a later step is applied, or an
   /// evaluation of the saved weights has a finite loss, the newest earlier checkpoint that is known to be
-  /// good is kept as well.
+  /// good is kept as well. Checkpoints that this engine passed over as damaged are not counted, and stay.
   int keep_last = 0;
   std::int64_t keep_every = 0;  ///< ... and those whose step is a multiple ...
   /// ... and the one with the lowest number at this JSON pointer ("/loss") of its `user`; empty: none.
@@ -105,7 +105,7 @@ struct LoadResult {
   /// A line for each setting of configuration and optimizer that affects results and is another one now:
   /// "optimizer.params.lr is 0.0001, was 0.001". Empty if only weights were loaded.
   std::vector<std::string> changes;
-  std::vector<std::string> notes;  ///< a line for each other difference that changes bits or was ignored
+  std::vector<std::string> notes;  ///< a line for each difference that changes bits or was ignored
 };
 
 }  // namespace tranche
