@@ -487,6 +487,31 @@ TEST_F(CrashTest, RetentionKeepsTheLastAndMilestones) {
   EXPECT_THAT(verify(storage, run, true), IsEmpty());
 }
 
+TEST_F(CrashTest, RetentionKeepsDamagedOnesAndTheDoubtThatTheyCast) {
+  RunFolder saves(storage, run, 7);
+  const auto save = [&](std::int64_t step, std::int64_t applied, bool doubt) {
+    Manifest manifest;
+    manifest.layout = small_layout(1);
+    manifest.run = sample_run(step);
+    manifest.run.applied = applied;
+    manifest.run.skipped = 0;
+    manifest.run.in_doubt = doubt;
+    saves.prepare(step, 1);
+    const ShardPlan plan(manifest.layout, 0, step);
+    manifest.shards.push_back(write_sample_shard(storage, plan, saves.temporary(step), Way::image));
+    return saves.commit(manifest);
+  };
+  save(1, 1, false);
+  save(2, 2, false);
+  const std::string damaged = save(3, 2, true);  // the weights of step 2, which are in doubt
+  save(4, 3, false);
+  Retention rule{.keep_last = 1, .newest_is_proven = false};
+  rule.damaged = {damaged};
+  EXPECT_THAT(saves.retain(rule), ElementsAre("step-00000002"))
+      << "step 1 is the newest one known to be good";
+  EXPECT_THAT(names(), ElementsAre("latest", "step-00000001", "step-00000003", "step-00000004"));
+}
+
 TEST_F(CrashTest, DoubtReachesThoseOfTheSameUpdatesAlone) {
   const auto listed = [](std::int64_t applied, std::vector<std::uint64_t> lineage,
                          std::vector<std::int64_t> branches, bool doubt = false) {
