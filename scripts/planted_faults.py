@@ -43,7 +43,10 @@ class Unusable(Exception):
 
 
 class Stopped(Exception):
-    """Raised when a signal asks for the end."""
+    """Raised after a signal has asked for the end."""
+
+
+stopped_by = []  # the names of the signals that have asked for the end
 
 
 def read_list(path):
@@ -94,9 +97,14 @@ def require_clean(tree):
 
 
 def stop(number, _frame):
-    for each in ENDING:
-        signal.signal(each, signal.SIG_IGN)  # a second signal would interrupt the cleanup
-    raise Stopped(signal.Signals(number).name)
+    """Only notes the signal. An exception that is raised here may interrupt any line of the standard library, for example one
+    that holds the lock of subprocess.Popen, or may be lost in a destructor."""
+    stopped_by.append(signal.Signals(number).name)
+
+
+def check_not_stopped():
+    if stopped_by:
+        raise Stopped(stopped_by[0])
 
 
 def execute(command, tree, log, timeout, fault):
@@ -109,9 +117,12 @@ def execute(command, tree, log, timeout, fault):
     log.flush()
     child = subprocess.Popen(command, cwd=tree, shell=shell, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                              env=environment, start_new_session=True)
+    end = time.monotonic() + timeout
     try:
-        return child.wait(timeout)
-    except subprocess.TimeoutExpired:
+        while time.monotonic() < end:
+            check_not_stopped()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return child.wait(min(0.1, timeout))
         log.write(f"\nThe command did not end within {timeout:g} s.\n")
         return None
     finally:
@@ -132,9 +143,7 @@ def planted(fault, tree):
         path.write_bytes(before.replace(fault["find"].encode(), fault["replace"].encode(), 1))
         yield
     finally:
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # no signal interrupts these steps
         path.write_bytes(before)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def outcome(options, log, fault):

@@ -122,15 +122,15 @@ class PlantedFaults(unittest.TestCase):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             mark = self.folder / "pid"
             mark.unlink(missing_ok=True)
-            command = ["sh", "-c", f"echo $$ > {mark}.new; mv {mark}.new {mark}; sleep 50"]
+            command = ["sh", "-c", f"echo $$ > {mark}.new; mv {mark}.new {mark}; sleep 100"]
             with subprocess.Popen(self.arguments("--run", "--without-baseline", "--", *command), stdout=subprocess.DEVNULL,
                                   stderr=subprocess.PIPE, text=True) as child:
-                limit = time.monotonic() + 20
+                limit = time.monotonic() + 60
                 while not mark.exists() and time.monotonic() < limit:
                     time.sleep(0.02)
                 self.assertEqual(self.source.read_text(), SOURCE.replace("one", "1"))
                 child.send_signal(number)
-                _, errors = child.communicate(timeout=20)
+                _, errors = child.communicate(timeout=60)
             self.assertEqual((child.returncode, errors), (2, f"planted_faults.py: ended by {number.name}; the tree is as it was\n"))
             self.assertEqual(self.source.read_text(), SOURCE)
             with self.assertRaises(ProcessLookupError):
