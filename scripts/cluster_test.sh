@@ -101,6 +101,8 @@ mpi_environment() {
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader,tcp
   export OMPI_MCA_btl_tcp_if_include=veth0 OMPI_MCA_oob_tcp_if_include=veth0 OMPI_MCA_mpi_yield_when_idle=1
   export OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_rmaps_base_oversubscribe=1
+  # Each host has its own folder there. In the common /tmp, hosts of another run of this script have the same names and process ids.
+  export OMPI_MCA_orte_tmpdir_base=$state/local
   # The settings of scripts/run_mpi.sh and of the batch script.
   eval "$(grep -o 'OMPI_MCA_oob_tcp_keepalive_[a-z]*=[0-9]*' "$scripts/run_mpi.sh" | sed 's/^/export /')"
 }

@@ -145,7 +145,8 @@ class Test:
             reached = call in file.read().split("\n")
         sure = max([2] + [int(step) for step in COMPLETE.findall(text)])
         if not reached:
-            outcome = "not reached"
+            # A run that takes longer than the lease's beat makes calls that a quicker one does not make.
+            outcome = "not reached, by the clock" if "run.lock" in call else "not reached"
         elif action in ("kill", "killed"):
             outcome = "killed"
             if status == 0 or "Segmentation" in text:

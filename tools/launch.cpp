@@ -198,7 +198,9 @@ int Launch::fail(const std::exception_ptr& error, double patience, const std::st
     communicator.post_failure(cause, static_cast<ExitStatus>(failure.status), patience);
     if (!alone) sleep_for(turn);
     errors_ << "tranche: " << failure.text << advice << std::endl;
-    sleep_for(0.15 * patience);  // lets a peer report its position
+    // Lets a peer report its position. If the ranks may all have this error, none should have time to repeat
+    // it.
+    sleep_for((alone ? 0.5 : 0.15) * patience);
   } else {
     const bool speaks =
         own_rank == 0 || (own_rank == 1 && cause.find(mesh.name_of_rank(0) + " failed") != std::string::npos);

@@ -259,76 +259,70 @@ TEST_P(DeviceRanks, MessagesPassWhileARecvElsewhereIsPending) {
 TEST_P(DeviceRanks, NeighboursOfALinePassMessagesBothWaysAtOnce) {
   if (GetParam().ranks < 2) return;
   constexpr std::int64_t count = 150001;  // 600 kB: several parts through host memory
-  run_device_ranks(
-      GetParam().ranks, GetParam().transport,
-      [](int index, Rank& rank) {
-        std::vector<int> all(static_cast<std::size_t>(rank.comm->size()));
-        std::iota(all.begin(), all.end(), 0);
-        const auto line = rank.comm->line(all);
-        const auto values = [](int sender, int round) {
-          std::vector<float> made(count);
-          for (std::size_t i = 0; i < made.size(); ++i)
-            made[i] = static_cast<float>(i % 1000) + static_cast<float>(1000 * sender + 10000 * round);
-          return made;
-        };
-        const bool receives_first = GetParam().transport != comm::DeviceTransport::shared;
-        for (int round = 0; round < 3; ++round) {
-          OnDevice<float> mine(*rank.device, values(index, round));
-          std::vector<int> neighbours;
-          if (index > 0) neighbours.push_back(index - 1);
-          if (index + 1 < line->size()) neighbours.push_back(index + 1);
-          std::vector<std::unique_ptr<OnDevice<float>>> got;
-          std::vector<Event> events;
-          const auto send = [&] {
-            for (const int peer : neighbours)
-              events.push_back(line->send(mine.data(), count, DataType::float32, peer, {}, label));
-          };
-          // With shared a recv waits on the host until the peer has sent.
-          if (!receives_first) send();
-          for (const int peer : neighbours) {
-            got.push_back(std::make_unique<OnDevice<float>>(*rank.device, std::vector<float>(count)));
-            events.push_back(line->recv(got.back()->data(), count, DataType::float32, peer, {}, label));
-          }
-          if (receives_first) send();
-          for (const Event& event : events) event.wait();
-          for (std::size_t i = 0; i < neighbours.size(); ++i)
-            EXPECT_EQ(got[i]->read(), values(neighbours[i], round)) << "round " << round;
-        }
-        line->barrier({"", "end", Traffic::control, Tier::host}).wait();
-      },
-      20);
+  run_device_ranks(GetParam().ranks, GetParam().transport, [](int index, Rank& rank) {
+    std::vector<int> all(static_cast<std::size_t>(rank.comm->size()));
+    std::iota(all.begin(), all.end(), 0);
+    const auto line = rank.comm->line(all);
+    const auto values = [](int sender, int round) {
+      std::vector<float> made(count);
+      for (std::size_t i = 0; i < made.size(); ++i)
+        made[i] = static_cast<float>(i % 1000) + static_cast<float>(1000 * sender + 10000 * round);
+      return made;
+    };
+    const bool receives_first = GetParam().transport != comm::DeviceTransport::shared;
+    for (int round = 0; round < 3; ++round) {
+      OnDevice<float> mine(*rank.device, values(index, round));
+      std::vector<int> neighbours;
+      if (index > 0) neighbours.push_back(index - 1);
+      if (index + 1 < line->size()) neighbours.push_back(index + 1);
+      std::vector<std::unique_ptr<OnDevice<float>>> got;
+      std::vector<Event> events;
+      const auto send = [&] {
+        for (const int peer : neighbours)
+          events.push_back(line->send(mine.data(), count, DataType::float32, peer, {}, label));
+      };
+      // With shared a recv waits on the host until the peer has sent.
+      if (!receives_first) send();
+      for (const int peer : neighbours) {
+        got.push_back(std::make_unique<OnDevice<float>>(*rank.device, std::vector<float>(count)));
+        events.push_back(line->recv(got.back()->data(), count, DataType::float32, peer, {}, label));
+      }
+      if (receives_first) send();
+      for (const Event& event : events) event.wait();
+      for (std::size_t i = 0; i < neighbours.size(); ++i)
+        EXPECT_EQ(got[i]->read(), values(neighbours[i], round)) << "round " << round;
+    }
+    line->barrier({"", "end", Traffic::control, Tier::host}).wait();
+  });
 }
 
 // Each rank sends to the next and receives from the previous one, and then in the other direction.
 TEST_P(DeviceRanks, JoinedEndsOfALineAreNeighbours) {
   if (GetParam().ranks < 3) return;
-  run_device_ranks(
-      GetParam().ranks, GetParam().transport,
-      [](int index, Rank& rank) {
-        std::vector<int> all(static_cast<std::size_t>(rank.comm->size()));
-        std::iota(all.begin(), all.end(), 0);
-        const auto line = rank.comm->line(all);
-        for (int time = 0; time < 2; ++time) line->join_ends();
-        OnDevice<float> mine(*rank.device, {static_cast<float>(index), 1});
-        for (const int step : {1, line->size() - 1}) {
-          OnDevice<float> got(*rank.device, {-1, -1});
-          const int to = (index + step) % line->size(), from = (index + line->size() - step) % line->size();
-          const Event sent = line->send(mine.data(), 2, DataType::float32, to, {}, label);
-          line->recv(got.data(), 2, DataType::float32, from, {}, label).wait();
-          sent.wait();
-          EXPECT_EQ(got.read(), (std::vector<float>{static_cast<float>(from), 1}));
-        }
-        if (line->size() > 3 && index == 0) {
-          EXPECT_EQ(test::message_of<InvalidArgument>(
-                        [&] { line->send(mine.data(), 1, DataType::float32, 2, {}, label); }),
-                    "send of unit h.3 in backward: rank 2 is no neighbour of rank 0 on a line of " +
-                        std::to_string(line->size()) + " ranks");
-        }
-        EXPECT_EQ(test::message_of<LogicError>([&] { rank.comm->join_ends(); }),
-                  "join_ends() of a group that is no line");
-        line->barrier({"", "end", Traffic::control, Tier::host}).wait();
-      },
-      20);
+  run_device_ranks(GetParam().ranks, GetParam().transport, [](int index, Rank& rank) {
+    std::vector<int> all(static_cast<std::size_t>(rank.comm->size()));
+    std::iota(all.begin(), all.end(), 0);
+    const auto line = rank.comm->line(all);
+    for (int time = 0; time < 2; ++time) line->join_ends();
+    OnDevice<float> mine(*rank.device, {static_cast<float>(index), 1});
+    for (const int step : {1, line->size() - 1}) {
+      OnDevice<float> got(*rank.device, {-1, -1});
+      const int to = (index + step) % line->size(), from = (index + line->size() - step) % line->size();
+      const Event sent = line->send(mine.data(), 2, DataType::float32, to, {}, label);
+      line->recv(got.data(), 2, DataType::float32, from, {}, label).wait();
+      sent.wait();
+      EXPECT_EQ(got.read(), (std::vector<float>{static_cast<float>(from), 1}));
+    }
+    if (line->size() > 3 && index == 0) {
+      EXPECT_EQ(test::message_of<InvalidArgument>(
+                    [&] { line->send(mine.data(), 1, DataType::float32, 2, {}, label); }),
+                "send of unit h.3 in backward: rank 2 is no neighbour of rank 0 on a line of " +
+                    std::to_string(line->size()) + " ranks");
+    }
+    EXPECT_EQ(test::message_of<LogicError>([&] { rank.comm->join_ends(); }),
+              "join_ends() of a group that is no line");
+    line->barrier({"", "end", Traffic::control, Tier::host}).wait();
+  });
 }
 
 TEST_P(DeviceRanks, ALineHasMessagesBetweenNeighboursAlone) {

@@ -30,6 +30,8 @@ using testing::Not;
 
 /// A time-out in seconds that must not pass.
 constexpr double long_timeout = 300;
+/// A bound in seconds of tests whose time-outs pass: far longer than any of them.
+constexpr double bounded = 60;
 
 const OperationLabel label{"h.3", "backward"};
 
@@ -117,18 +119,20 @@ TEST_P(Failures, RanksThatEndInOrderSayNothingHoweverLateOneIs) {
 
 TEST_P(Failures, ATimeOutNamesOperationUnitPhaseAndTheMissingRank) {
   const ThreadGroup group(3);
-  const auto first = group.communicator(0, with_timeout(0.5)),
-             second = group.communicator(1, with_timeout(0.5));
+  const auto first = group.communicator(0, with_timeout(2)), second = group.communicator(1, with_timeout(2));
   std::vector<float> full(300), out(100), other(100);
   const Stopwatch watch;
-  // Rank 2 has not started. One thread issues both calls, so that neither rank waits for the other.
-  const Event of_first = sum(*first, full, out), of_second = sum(*second, full, other);
+  // Rank 2 has not started. Both calls begin at once, so that neither rank waits for the other.
+  const auto gate = std::make_shared<HostEvent>();
+  const std::vector<Event> ready{Event(gate)};
+  const Event of_first = sum(*first, full, out, ready), of_second = sum(*second, full, other, ready);
+  gate->complete();
   EXPECT_THAT(failure_of([&] { of_first.wait(); }),
-              HasSubstr("[rank 0] reduce_scatter of unit h.3 in backward: no data from rank 2 after 0.5 s "
+              HasSubstr("[rank 0] reduce_scatter of unit h.3 in backward: no data from rank 2 after 2.0 s "
                         "(rank 2 has not entered the operation, or hangs)"));
   EXPECT_THAT(failure_of([&] { of_second.wait(); }),
-              HasSubstr("[rank 1] reduce_scatter of unit h.3 in backward: no data from rank 2 after 0.5 s"));
-  EXPECT_LT(watch.seconds(), 10) << "far beyond the time-out";
+              HasSubstr("[rank 1] reduce_scatter of unit h.3 in backward: no data from rank 2 after 2.0 s"));
+  EXPECT_LT(watch.seconds(), bounded) << "far beyond the time-out";
 }
 
 TEST_P(Failures, ATimeOutNamesAllMissingRanks) {
@@ -188,11 +192,11 @@ TEST_P(Failures, SlowComputeOnThisRankIsNoTimeOut) {
   const auto gate = std::make_shared<HostEvent>();
   std::barrier both(2, [&]() noexcept { gate->complete(); });
   run_thread_ranks(2, [&](int, const CommunicatorFactory& factory) {
-    const auto comm = factory(with_timeout(0.4));
+    const auto comm = factory(with_timeout(2));
     std::vector<float> full(200, 1.0f), out(100);
     const std::vector<Event> ready{Event(gate)};
     const Event done = sum(*comm, full, out, ready);
-    EXPECT_FALSE(done.wait_for(0.6));  // longer than the time-out
+    EXPECT_FALSE(done.wait_for(2.5));  // longer than the time-out
     both.arrive_and_wait();
     done.wait();
     EXPECT_EQ(out[99], 2.0f);
@@ -263,20 +267,25 @@ TEST_P(Failures, ARankThatHangsEndsAllWithinTheTimeOut) {
   const Stopwatch watch;
   std::atomic<bool> release{false};
   std::atomic<int> ended{0};
+  // The sums of ranks 0 and 2 begin when both have been issued, so that neither waits for the other.
+  const auto gate = std::make_shared<HostEvent>();
+  std::barrier both(2, [&]() noexcept { gate->complete(); });
   test::CommonStart start(3);
   try {
     run_thread_ranks(3, [&](int rank, const CommunicatorFactory& factory) {
       test::CommonStart::Rank started(start);
-      const auto comm = factory(with_timeout(1));
+      const auto comm = factory(with_timeout(2));
       started.await_others();
-      comm->barrier(label).wait();
       if (rank == 1) {
         while (!release) std::this_thread::yield();  // until all others have ended
         return;
       }
       std::vector<float> full(300), out(100);
+      const std::vector<Event> ready{Event(gate)};
+      const Event done = sum(*comm, full, out, ready);
+      both.arrive_and_wait();
       try {
-        sum(*comm, full, out).wait();
+        done.wait();
       } catch (...) {
         if (++ended == 2) release = true;
         throw;
@@ -285,9 +294,9 @@ TEST_P(Failures, ARankThatHangsEndsAllWithinTheTimeOut) {
     FAIL() << "nothing was thrown";
   } catch (const CommunicationError& error) {
     EXPECT_THAT(error.what(),
-                HasSubstr("reduce_scatter of unit h.3 in backward: no data from rank 1 after 1.0 s"));
+                HasSubstr("reduce_scatter of unit h.3 in backward: no data from rank 1 after 2.0 s"));
   }
-  EXPECT_LT(watch.seconds(), 10);
+  EXPECT_LT(watch.seconds(), bounded);
 }
 
 /// How each rank's call ended, and after how many seconds.
@@ -296,16 +305,16 @@ struct Ends {
   double seconds[4] = {};
 };
 
-/// Ranks `there` of `size` ranks, two per declared node, issue a gather or a reduce-scatter; the others have
-/// not started. No rank posts its failure, so that each finds the cause by itself.
+/// Ranks `there` of `size` ranks, two per declared node, issue a gather or a reduce-scatter, which begin at
+/// once; the others have not started. No rank posts its failure, so that each finds the cause by itself.
 Ends collective_across_nodes(int size, std::initializer_list<int> there, bool gather, double timeout) {
   const ThreadGroup group(size);
   Ends ends;
-  test::CommonStart start(static_cast<int>(there.size()));
+  const auto gate = std::make_shared<HostEvent>();
+  std::barrier issued(static_cast<std::ptrdiff_t>(there.size()), [&]() noexcept { gate->complete(); });
   std::vector<std::thread> threads;
   for (const int rank : there) {
     threads.emplace_back([&, rank] {
-      test::CommonStart::Rank started(start);
       CommunicatorOptions options;
       options.timeout_seconds = timeout;
       options.staging_bytes = 64 << 10;
@@ -313,17 +322,14 @@ Ends collective_across_nodes(int size, std::initializer_list<int> there, bool ga
       options.local_size = 2;
       const auto comm = group.communicator(rank, options);
       std::vector<float> full(static_cast<std::size_t>(size) * 100), shard(100);
-      started.await_others();
+      const std::vector<Event> ready{Event(gate)};
+      const Event done =
+          gather ? comm->all_gather(shard.data(), full.data(), 100, DataType::float32, 0, ready, label)
+                 : comm->reduce_scatter(full.data(), DataType::float32, shard.data(), DataType::float32, 100,
+                                        {2, false, 0}, ready, label);
+      issued.arrive_and_wait();
       const Stopwatch watch;
-      ends.texts[rank] = failure_of([&] {
-        if (gather) {
-          comm->all_gather(shard.data(), full.data(), 100, DataType::float32, 0, {}, label).wait();
-        } else {
-          comm->reduce_scatter(full.data(), DataType::float32, shard.data(), DataType::float32, 100,
-                               {2, false, 0}, {}, label)
-              .wait();
-        }
-      });
+      ends.texts[rank] = failure_of([&] { done.wait(); });
       ends.seconds[rank] = watch.seconds();
     });
   }
@@ -367,20 +373,20 @@ void receive(Communicator& comm, int from) {
 // The rank that has waited longest is farthest from the cause.
 TEST_P(Failures, AlongAChainOfMessagesTheRankThatHangsIsNamed) {
   const auto texts =
-      texts_of_a_chain(4, with_timeout(1), [](Communicator& comm, const auto& until_others_end) {
+      texts_of_a_chain(4, with_timeout(4), [](Communicator& comm, const auto& until_others_end) {
         if (comm.rank() == 3) return until_others_end();
         std::this_thread::sleep_for(std::chrono::milliseconds(200) * comm.rank());
         receive(comm, comm.rank() + 1);
       });
   for (int rank = 0; rank < 3; ++rank) {
-    EXPECT_THAT(texts[static_cast<std::size_t>(rank)], HasSubstr("no data from rank 3 after 1.0 s")) << rank;
+    EXPECT_THAT(texts[static_cast<std::size_t>(rank)], HasSubstr("no data from rank 3 after 4.0 s")) << rank;
   }
 }
 
 TEST_P(Failures, ARankThatHasWaitedAndHangsThenIsNamed) {
   const float value = 1;
   const auto texts =
-      texts_of_a_chain(3, with_timeout(1), [&](Communicator& comm, const auto& until_others_end) {
+      texts_of_a_chain(3, with_timeout(4), [&](Communicator& comm, const auto& until_others_end) {
         if (comm.rank() == 0) return receive(comm, 1);
         if (comm.rank() == 1) {
           receive(comm, 2);
@@ -390,7 +396,7 @@ TEST_P(Failures, ARankThatHasWaitedAndHangsThenIsNamed) {
         comm.send(&value, 1, DataType::float32, 1, {}, label).wait();
         until_others_end();
       });
-  EXPECT_THAT(texts[0], HasSubstr("no data from rank 1 after 1.0 s (rank 1 has not entered the operation"));
+  EXPECT_THAT(texts[0], HasSubstr("no data from rank 1 after 4.0 s (rank 1 has not entered the operation"));
 }
 
 // Reports of long waits may reach ranks that have ended, and must not end any rank.
@@ -415,25 +421,25 @@ TEST(FailuresAcrossNodes, WhoSeesTheMissingRankNamesItFirst) {
   // Nodes {0, 1} and {2, 3}; rank 1 has not started. Rank 0 cannot form or send its node's sums, so ranks 2
   // and 3 receive nothing from that node.
   for (const bool gather : {false, true}) {
-    const Ends ends = collective_across_nodes(4, {0, 2, 3}, gather, 1);
+    const Ends ends = collective_across_nodes(4, {0, 2, 3}, gather, 2);
     const std::string what = gather ? "all_gather" : "reduce_scatter";
     const std::string no_data = what + " of unit h.3 in backward: no data from rank ";
     EXPECT_THAT(ends.texts[0], HasSubstr("[rank 0] " + no_data +
-                                         "1 after 1.0 s (rank 1 has not entered the operation, or hangs)"));
+                                         "1 after 2.0 s (rank 1 has not entered the operation, or hangs)"));
     EXPECT_THAT(ends.texts[2],
                 HasSubstr("[rank 2] " + no_data +
-                          "0 after 1.0 s (rank 0, or a rank that it waits for, has not entered "
+                          "0 after 2.0 s (rank 0, or a rank that it waits for, has not entered "
                           "the operation, or hangs)"));
-    EXPECT_THAT(ends.texts[3], HasSubstr("[rank 3] " + no_data + "1 after 1.0 s (rank 1, or a rank that it"));
-    EXPECT_GT(ends.seconds[2], 1.2) << "it leaves the word to rank 0";
-    EXPECT_LT(ends.seconds[2], 10);
+    EXPECT_THAT(ends.texts[3], HasSubstr("[rank 3] " + no_data + "1 after 2.0 s (rank 1, or a rank that it"));
+    EXPECT_GT(ends.seconds[2], 2.2) << "it leaves the word to rank 0";
+    EXPECT_LT(ends.seconds[2], bounded);
   }
 }
 
 TEST(FailuresAcrossNodes, ARankAloneOnItsNodeIsMissingForSure) {
-  const Ends ends = collective_across_nodes(3, {0, 1}, false, 0.5);
+  const Ends ends = collective_across_nodes(3, {0, 1}, false, 2);
   for (const int rank : {0, 1}) {
-    EXPECT_THAT(ends.texts[rank], HasSubstr("no data from rank 2 after 0.5 s (rank 2 has not entered the "
+    EXPECT_THAT(ends.texts[rank], HasSubstr("no data from rank 2 after 2.0 s (rank 2 has not entered the "
                                             "operation, or hangs)"));
   }
 }
@@ -474,7 +480,7 @@ std::array<std::string, 2> texts_of_calls_that_differ(
     });
   }
   for (auto& thread : threads) thread.join();
-  EXPECT_LT(watch.seconds(), 10);
+  EXPECT_LT(watch.seconds(), long_timeout / 2);
   return texts;
 }
 
@@ -551,34 +557,40 @@ TEST_P(Failures, ALateRankIsNoOtherCall) {
   });
 }
 
-/// The error of rank 0 of two while rank 1 unwinds, and the seconds until it came after rank 0 was about to
-/// start the operation.
-std::pair<std::string, double> heard_of_unwinding(const CommunicatorOptions& options,
-                                                  double seconds_to_cause) {
+struct Heard {
+  std::string text;  ///< the error of rank 0 of two while rank 1 unwinds
+  ExitStatus status = ExitStatus::other;
+  double seconds = 0;        ///< until it came, after rank 0 was about to start the operation
+  double until_cause = 300;  ///< seconds from before rank 1 said that it unwinds until it had told the cause
+};
+Heard heard_of_unwinding(const CommunicatorOptions& options, double seconds_to_cause) {
   const ThreadGroup group(2);
-  std::pair<std::string, double> heard;
+  Heard heard;
   std::string own;
   std::latch under_way(1);
   std::thread peer([&] {
     const auto comm = group.communicator(0, options);
     const Stopwatch watch;
     under_way.count_down();
-    heard.first = failure_of(
-        [&] {
-          comm->barrier({"", "end"}).wait();
-        },
-        seconds_to_cause >= 0 ? ExitStatus::checkpoint : ExitStatus::communication);
-    heard.second = watch.seconds();
+    try {
+      comm->barrier({"", "end"}).wait();
+    } catch (const CommunicationError& error) {
+      heard.text = error.what();
+      heard.status = error.exit_status();
+    }
+    heard.seconds = watch.seconds();
   });
   const auto comm = group.communicator(1, options);
   float value = 0;
   const Event pending = comm->recv(&value, 1, DataType::float32, 0, {}, {});
   under_way.wait();
+  const Stopwatch watch;
   comm->post_unwinding("an exception unwound it", 2);
   own = failure_of([&] { pending.wait(); });
   if (seconds_to_cause >= 0) {
     std::this_thread::sleep_for(std::chrono::duration<double>(seconds_to_cause));
     comm->post_failure("disk full", ExitStatus::checkpoint, 2);
+    heard.until_cause = watch.seconds();
     comm->post_failure("something that came of it", ExitStatus::other, 2);
   }
   peer.join();
@@ -587,16 +599,22 @@ std::pair<std::string, double> heard_of_unwinding(const CommunicatorOptions& opt
 }
 
 TEST_P(Failures, PeersOfARankThatUnwindsWaitForTheCause) {
-  const auto [text, seconds] = heard_of_unwinding(with_timeout(30), 0.1);
-  EXPECT_THAT(text, HasSubstr("[rank 0] barrier in end: rank 1 failed: disk full"));
-  EXPECT_GE(seconds, 0.1);
+  // Peers wait for two seconds. A cause that this busy machine tells later than that proves nothing.
+  Heard heard;
+  for (int attempt = 0; attempt < 5 && heard.until_cause > 1.9; ++attempt) {
+    heard = heard_of_unwinding(with_timeout(30), 0.1);
+  }
+  EXPECT_THAT(heard.text, HasSubstr("[rank 0] barrier in end: rank 1 failed: disk full"));
+  EXPECT_EQ(heard.status, ExitStatus::checkpoint);
+  EXPECT_GE(heard.seconds, 0.1);
 }
 
 TEST_P(Failures, PeersOfARankThatUnwindsAndSaysNoMoreWaitTwoSeconds) {
-  const auto [text, seconds] = heard_of_unwinding(with_timeout(long_timeout), -1);
-  EXPECT_THAT(text, HasSubstr("[rank 0] barrier in end: rank 1 failed: an exception unwound it"));
-  EXPECT_GE(seconds, 1.5);
-  EXPECT_LT(seconds, 10);
+  const Heard heard = heard_of_unwinding(with_timeout(long_timeout), -1);
+  EXPECT_THAT(heard.text, HasSubstr("[rank 0] barrier in end: rank 1 failed: an exception unwound it"));
+  EXPECT_EQ(heard.status, ExitStatus::communication);
+  EXPECT_GE(heard.seconds, 1.5);
+  EXPECT_LT(heard.seconds, long_timeout / 2);
 }
 
 TEST_P(Failures, WorkThatFailedBeforeAnOperationFailsIt) {
@@ -622,7 +640,7 @@ TEST_P(Failures, DestroyingACommunicatorAbandonsWhatIsPendingInBoundedTime) {
   }
   EXPECT_THAT(failure_of([&] { pending.wait(); }),
               HasSubstr("its communicator was destroyed before it was done"));
-  EXPECT_LT(watch.seconds(), 10);
+  EXPECT_LT(watch.seconds(), bounded);
 }
 
 TEST_P(Failures, UnwindingDoesNotWaitForPeers) {
@@ -635,7 +653,7 @@ TEST_P(Failures, UnwindingDoesNotWaitForPeers) {
     throw NumericalError("elsewhere");
   };
   EXPECT_THROW(fail(), NumericalError);
-  EXPECT_LT(watch.seconds(), 30);
+  EXPECT_LT(watch.seconds(), long_timeout / 2);
 }
 
 TEST_P(Failures, AbortingAThreadRankFailsItsPeers) {

@@ -95,7 +95,8 @@ TEST(Json, ManyKeysTakeTimeInProportion) {
   text += "\"end\":0}";
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_EQ(parse_json(text).size(), 300'001u);
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(120))
+      << "hours, if each is compared";
 }
 
 TEST(Json, InMessagesListsAndBlocksAreOnlyCounted) {

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <fstream>
@@ -9,6 +10,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -148,7 +150,7 @@ TEST(Trace, ThreadsRecordTogether) {
 TEST(Trace, SavesWhatItSays) {
   TraceRecorder trace(0);
   trace.span("t", "s", 0, 1);
-  const std::string path = testing::TempDir() + "tranche_trace_test.json";
+  const std::string path = testing::TempDir() + "tranche_trace_test." + std::to_string(::getpid()) + ".json";
   trace.save(path);
   std::ifstream file(path);
   std::stringstream text;

@@ -206,7 +206,7 @@ TEST_F(CudaStreams, TearingDownDoesNotHang) {
     auto stream = device().create_stream("stuck");
     stream->wait(Event(std::make_shared<HostEvent>()));
   }
-  EXPECT_LT(seconds_now() - begin, 10.0) << "a second of patience, and what machines under load take";
+  EXPECT_LT(seconds_now() - begin, 60.0) << "a second of patience, and what machines under load take";
 }
 
 TEST_F(CudaStreams, HostWaitsAreCounted) {

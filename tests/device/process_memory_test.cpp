@@ -2,6 +2,7 @@
 #include "device/process_memory.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -25,8 +26,8 @@ constexpr std::int64_t unbounded = std::numeric_limits<std::int64_t>::max();
 class FakeRoot {
  public:
   FakeRoot() {
-    path_ =
-        testing::TempDir() + "/tranche_root_" + testing::UnitTest::GetInstance()->current_test_info()->name();
+    path_ = testing::TempDir() + "/tranche_root_" +
+            testing::UnitTest::GetInstance()->current_test_info()->name() + "." + std::to_string(::getpid());
     std::filesystem::remove_all(path_);
     std::filesystem::create_directories(path_);
   }

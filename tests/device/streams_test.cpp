@@ -95,7 +95,7 @@ TEST(HostEvent, WaitWithUnproductiveProgressEndsInTime) {
   EXPECT_FALSE(event.wait(0.02));
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
   EXPECT_GE(taken.count(), 0.02);
-  EXPECT_GE(calls, 2);
+  EXPECT_GE(calls, 1);
   // 32 immediate calls, then pauses of up to 100 us; a spinning waiter would make thousands of calls.
   EXPECT_LE(calls, 32 + 20 + 20000 / 100);
 }

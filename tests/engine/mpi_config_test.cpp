@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <fstream>
@@ -29,11 +30,12 @@ TEST(MpiRuntime, FromConfigIsReadForTheRanksThatThereAre) {
 
 TEST(MpiRuntime, AFileThatOneRankCannotReadIsNamedOnAll) {
   const int rank = world().rank();
-  const std::string path = ::testing::TempDir() + "mpi_config_" + std::to_string(rank) + ".json";
+  const std::string path = ::testing::TempDir() + "mpi_config_" + std::to_string(::getppid()) + "_" +
+                           std::to_string(rank) + ".json";
   if (rank != 1) std::ofstream(path) << "{}";
   const std::string text = message_of<ConfigurationError>([&] { (void)Runtime::from_config(path); });
   EXPECT_THAT(text, HasSubstr("rank 1: configuration file '"));
-  EXPECT_THAT(text, HasSubstr("mpi_config_1.json' cannot be read: No such file"));
+  EXPECT_THAT(text, HasSubstr("_1.json' cannot be read: No such file"));
   if (rank != 1) std::remove(path.c_str());
   EXPECT_EQ(message_of<ConfigurationError>([] { (void)Runtime::from_config("none.json"); }),
             "configuration file 'none.json' cannot be read: No such file or directory")

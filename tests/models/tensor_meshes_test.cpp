@@ -393,7 +393,7 @@ TEST(TensorMeshes, ARankThatHangsIsNamedWithLayerAndMicroBatch) {
     const auto begin = std::chrono::steady_clock::now();
     const std::vector<std::string> texts =
         texts_of_a_failure(hanging, seconds, [](const auto& until_others_end) { until_others_end(); });
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5 * seconds));
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
     const std::string& neighbour = texts[static_cast<std::size_t>(hanging ^ 1)];
     EXPECT_THAT(neighbour, HasSubstr(name_of_rank(hanging)));
     EXPECT_THAT(neighbour, HasSubstr("rows of embedding"));

@@ -233,7 +233,7 @@ TEST_P(BlockIoTest, Misuse) {
 // for.
 TEST_P(BlockIoTest, CancelAndDestruction) {
   FaultyFileSystem slow(files_);
-  slow.inject({.operation = FileOperation::write, .times = -1, .delay = std::chrono::milliseconds(5)});
+  slow.inject({.operation = FileOperation::write, .times = -1, .delay = std::chrono::milliseconds(100)});
   const auto file = slow.open(folder_ / "a", OpenMode::create_new, GetParam().caching);
   const auto plain = files_.open(folder_ / "b", OpenMode::create_new, GetParam().caching);
   constexpr std::int64_t blocks = 400;  // so many take far longer than this thread can be kept from its core
@@ -286,7 +286,7 @@ TEST_P(BlockIoTest, AFailedTransferIsNotGoneOnWith) {
   const auto file = faulty.open(folder_ / "a", OpenMode::create_new, GetParam().caching);
   faulty.inject({.operation = FileOperation::write, .code = EIO});
   faulty.inject(
-      {.operation = FileOperation::write, .nth = 2, .times = -1, .delay = std::chrono::milliseconds(2)});
+      {.operation = FileOperation::write, .nth = 2, .times = -1, .delay = std::chrono::milliseconds(100)});
   const auto io = make_block_io(options_);
   constexpr std::int64_t blocks = 600;
   const std::vector<std::byte> memory(16384 * blocks);

@@ -248,7 +248,7 @@ TEST(Pipeline, ARankOfAnyStageThatHangsEndsAllRanks) {
     const auto begin = std::chrono::steady_clock::now();
     const std::vector<std::string> texts =
         texts_of_a_failure(hanging, seconds, [](const auto& until_others_end) { until_others_end(); });
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5 * seconds));
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
     bool received = false;
     for (int rank = 0; rank < 6; ++rank) {
       if (rank == hanging) continue;

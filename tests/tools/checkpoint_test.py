@@ -346,7 +346,7 @@ def suite_stop():
     time.sleep(1)
     expect(job.process.poll() is None, "the first SIGINT ends nothing")
     os.kill(job.process.pid, signal.SIGINT)
-    job.end(-signal.SIGINT, [], 5)
+    job.end(-signal.SIGINT, [], 60)
 
     # Without a checkpoint folder no signal is handled, so it ends the run as usual.
     job = Job(["--steps", "1000000", "--log-every", "1"], 0)

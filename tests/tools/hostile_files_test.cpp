@@ -36,11 +36,11 @@ std::string with_layers(const std::string& text, const std::string& layers) {
 
 class HostileFiles : public ::testing::Test {
  protected:
-  /// Expects the status and the texts, without a text of the JSON library, within seconds even in
+  /// Expects the status and the texts, without a text of the JSON library, within a minute even in
   /// instrumented builds that run beside other tests.
   static void refused(const ProgramResult& result, int status, const std::vector<std::string>& texts,
                       std::chrono::steady_clock::time_point begin) {
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
     EXPECT_EQ(result.status, status) << result.errors.substr(0, 2000);
     EXPECT_THAT(result.errors, Not(HasSubstr("json.exception"))) << result.errors.substr(0, 2000);
     for (const std::string& text : texts) EXPECT_THAT(result.errors, HasSubstr(text));
@@ -77,7 +77,7 @@ class HostileFiles : public ::testing::Test {
     for (const char* command : {"list", "verify"}) {
       const auto begin = std::chrono::steady_clock::now();
       const ProgramResult result = checkpoint_command({command, run_});
-      EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10)) << command;
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60)) << command;
       EXPECT_EQ(result.status, command == std::string("list") ? 0 : 4) << command << result.errors;
       for (const std::string& text : texts)
         EXPECT_THAT(result.out + result.errors, HasSubstr(text)) << command;

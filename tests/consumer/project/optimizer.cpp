@@ -2,6 +2,8 @@
 // formula, saved and loaded, and with states in bf16.
 #include <tranche/tranche.h>
 
+#include <unistd.h>
+
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -67,8 +69,9 @@ bool brings_its_own_optimizer() {
                                                wanted[static_cast<std::size_t>(i)]));
     }
     good = good && furthest < (moments[0] == 'f' ? 1e-5 : 1e-2);
-    const std::string folder =
-        (std::filesystem::temp_directory_path() / "tranche_consumer_optimizer").string();
+    const std::string folder = (std::filesystem::temp_directory_path() /
+                                ("tranche_consumer_optimizer." + std::to_string(::getpid())))
+                                   .string();
     std::filesystem::remove_all(folder);
     engine.save(folder, {.wait = true});
     train(engine, unit);

@@ -2,6 +2,8 @@
 // allocator.
 #include <tranche/tranche.h>
 
+#include <unistd.h>
+
 #include <filesystem>
 #include <numeric>
 #include <string>
@@ -20,7 +22,9 @@ bool brings_its_own_state() {
   Engine engine(runtime, model, runtime.config());
   bool good = engine.read_weight("weight")[999] == 999;
 
-  const std::string folder = (std::filesystem::temp_directory_path() / "tranche_consumer_state").string();
+  const std::string folder =
+      (std::filesystem::temp_directory_path() / ("tranche_consumer_state." + std::to_string(::getpid())))
+          .string();
   std::filesystem::remove_all(folder);
   std::vector<double> average(100, 0.5), given_back(50);
   std::vector<std::int64_t> generator{1, 2, 3}, generator_back(3);
