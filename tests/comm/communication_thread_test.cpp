@@ -83,7 +83,7 @@ TEST(CommunicationThread, SleepsDuringInlineProgress) {
     EXPECT_EQ(counting.own_polls, 1);
     EXPECT_EQ(behind.own_polls, behind_before) << "polled on when what was wanted had passed";
     std::this_thread::sleep_for(50ms);
-    // By itself the thread would poll every 100 microseconds, not ten times a second.
+    // The thread would poll every 100 microseconds by itself, not ten times a second.
     const int unwoken = counting.other_polls;
     EXPECT_LE(unwoken - before, 4 + watch.seconds() / 0.1);
     thread->wake();

@@ -69,7 +69,7 @@ struct Sum {
   }
 };
 
-/// What a rank does that hangs until its peers have seen it. Throws if a peer fails otherwise.
+/// Lets a rank hang until its peers have seen it. Throws if a peer fails otherwise.
 void await(Rank& mine, const std::function<bool()>& over) {
   while (!over()) {
     mine.comm->check_health();

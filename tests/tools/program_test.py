@@ -232,7 +232,7 @@ def changed_in_use(ranks, change, status, text):
                 time.sleep(0.05)
             change(data)
             begin = time.time()
-            job.wait(timeout=30)
+            job.wait(timeout=60)
         finally:
             if job.poll() is None:
                 job.kill()
@@ -301,7 +301,7 @@ def killed(more=(), count=2):
             check(len(ranks) == count, f"{count} ranks are training", arguments, count, result)
             os.kill(ranks[-1], signal.SIGKILL)
             begin = time.time()
-            status = job.wait(timeout=30)
+            status = job.wait(timeout=60)
             check(status != 0, "a killed rank is no success", arguments, count, result)
             # mpirun has killed them, but the kernel may not have finished.
             while (alive := [rank for rank in ranks if os.path.exists(f"/proc/{rank}/exe")]) and time.time() < begin + 30:

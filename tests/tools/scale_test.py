@@ -37,7 +37,7 @@ def command(out, more):
 
 def scale(out, more, status=0, environment=None):
     words = command(out, more)
-    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False,
+    done = subprocess.run(words, capture_output=True, text=True, timeout=250, check=False,
                           env=dict(os.environ, **(environment or {})))
     assert done.returncode == status, f"status {done.returncode}, not {status}: {shlex.join(words)}\n{done.stdout}{done.stderr}"
     return done
@@ -276,7 +276,7 @@ def suite_resume():
         while not under_way() and process.poll() is None and time.time() < limit:
             time.sleep(0.02)
         process.send_signal(how)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=60)
         return process.returncode, errors
 
     status, errors = stopped(signal.SIGUSR1, reports[0])  # what Slurm sends before the limit of time
