@@ -242,8 +242,10 @@ std::string StateFormulas::stages_for_comparison() const {
   for (const FlatBuffer* flat : store_.trainable()) {
     if (!flat->empty()) ranks = std::max(ranks, flat->owners());
   }
-  std::string text = fmt::format("model state and the units that a step holds take, on each of {} rank{}, ",
-                                 ranks, ranks == 1 ? "" : "s");
+  const bool alike = stages_ == nullptr || stages_->count == 1;  // stages of a pipeline hold other units
+  std::string text =
+      fmt::format("model state and the units that a step holds take, on {}, ",
+                  alike ? fmt::format("each of {} rank{}", ranks, ranks == 1 ? "" : "s") : "this rank");
   for (int of_stage = 0; of_stage <= 3; ++of_stage) {
     text +=
         fmt::format("{}{} at stage {}{}", of_stage > 0 ? ", " : "", format_bytes(resident_bytes(of_stage)),

@@ -81,6 +81,24 @@ std::string closest_text(const AxisSizes& axes, int ranks) {
          text + "\"";
 }
 
+/// "; add shard=* to take the rest: \"pipeline=2, shard=*, tensor=2\"" if these axes divide the ranks, and
+/// their data ranks are only left out. Ranks of context and tensor, which send most, stay neighbours. Empty
+/// otherwise.
+std::string rest_text(const AxisSizes& axes, std::int64_t product, int ranks) {
+  std::string text;
+  bool added = false;
+  for (const auto& [axis, size] : axes) {
+    if (axis == MeshAxis::shard || ranks % product != 0) return {};
+    if (!added && (axis == MeshAxis::context || axis == MeshAxis::tensor)) {
+      text += "shard=*, ";
+      added = true;
+    }
+    text += std::string(name_of(axis)) + "=" + std::to_string(size) + ", ";
+  }
+  if (!added) text += "shard=*, ";
+  return "; add shard=* to take the rest: \"" + text.substr(0, text.size() - 2) + "\"";
+}
+
 }  // namespace
 
 std::string_view name_of(MeshAxis axis) {
@@ -143,12 +161,14 @@ Mesh Mesh::parse(std::string_view text, int ranks) {
     }
     open->second = ranks / product;
   } else if (product != ranks) {
+    const std::string rest = rest_text(axes, product, ranks);
     refuse(text, arithmetic +
                      (axes.size() > 1 ? " is " + (product > ranks ? "more than " + std::to_string(ranks)
                                                                   : std::to_string(product))
                                       : "") +
                      ", but there " + (ranks == 1 ? "is " : "are ") + has +
-                     "; give one axis the size * to take the rest" + closest_text(axes, ranks));
+                     (rest.empty() ? "; give one axis the size * to take the rest" + closest_text(axes, ranks)
+                                   : rest));
   }
   mesh.order_.clear();
   mesh.sizes_.fill(1);

@@ -322,7 +322,7 @@ class Search {
 FitResult find_fit(const FitRequest& request) {
   if (const Mesh mesh = request.plan.config.mesh_of(request.plan.ranks); mesh.size(MeshAxis::pipeline) > 1) {
     throw ConfigurationError(
-        "--fit searches on replicate, shard and tensor; tranche.mesh \"" + request.plan.config.mesh +
+        "--fit searches on replicate, shard, context and tensor; tranche.mesh \"" + request.plan.config.mesh +
         "\" has a pipeline: plan its stages with --rank, or search with --mesh 'search, pipeline=" +
         std::to_string(mesh.size(MeshAxis::pipeline)) + "'");
   }

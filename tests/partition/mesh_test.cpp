@@ -100,6 +100,14 @@ TEST(Mesh, WhatIsRefusedNamesTheAxisAndTheArithmetic) {
       "more than 8, "
       "but there are 8 ranks; give one axis the size * to take the rest; the closest mesh of 8 ranks is "
       "\"replicate=1, shard=8\"");
+  EXPECT_EQ(
+      refusal("tensor=2, pipeline=2", 8),
+      "mesh \"tensor=2, pipeline=2\": tensor 2 x pipeline 2 is 4, but there are 8 ranks; add shard=* to "
+      "take the rest: \"shard=*, tensor=2, pipeline=2\"");
+  EXPECT_THAT(refusal("pipeline=2, tensor=2, replicate=2", 64),
+              testing::EndsWith("to take the rest: \"pipeline=2, shard=*, tensor=2, replicate=2\""));
+  EXPECT_THAT(refusal("pipeline=3, tensor=2", 8), testing::HasSubstr("give one axis the size *"));
+  EXPECT_THAT(refusal("replicate=2", 8), testing::EndsWith("to take the rest: \"replicate=2, shard=*\""));
   EXPECT_THAT(refusal("pipeline=3, shard=5, tensor=2", 32),
               testing::HasSubstr("; the closest mesh of 32 ranks is \"pipeline=4, shard=4, tensor=2\""));
   EXPECT_EQ(refusal("search", 8),

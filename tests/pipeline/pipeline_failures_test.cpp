@@ -222,6 +222,18 @@ std::string name_of_rank(int rank) {
          std::to_string(rank % 2) + ")";
 }
 
+TEST(Pipeline, OutOfMemoryTellsWhatThisStageHolds) {
+  Config config = pipeline_config(DataType::float32, 0, ReductionPolicy::boundary, 1);
+  config.mesh = "pipeline=2";
+  config.device_memory_limit = (1 << 20) + 10'000;  // the staging buffer and little more
+  try {
+    on_ranks(2, narrow_model(false, 4)->spec(time_steps), config, [](Engine&) {});
+    FAIL() << "the stages fit";
+  } catch (const OutOfMemory& error) {
+    EXPECT_THAT(error.what(), HasSubstr("model state and the units that a step holds take, on this rank, "));
+  }
+}
+
 // The failing rank and all others report the coordinates, the action and the micro-batch.
 TEST(Pipeline, ARankOfAnyStageThatThrowsEndsAllRanks) {
   for (const int failing : {1, 2, 5}) {

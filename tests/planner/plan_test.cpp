@@ -618,7 +618,7 @@ TEST(PlanCommand, Refusals) {
   };
   EXPECT_THAT(
       of_stages({"--fit", "1GiB"}),
-      HasSubstr("--fit searches on replicate, shard and tensor; tranche.mesh "
+      HasSubstr("--fit searches on replicate, shard, context and tensor; tranche.mesh "
                 "\"pipeline=2\" has a pipeline: plan its stages with --rank, or search with --mesh 'search, "
                 "pipeline=2'"));
   EXPECT_THAT(refused({"--rnks", "2"}), HasSubstr("did you mean --ranks?"));

@@ -7,6 +7,7 @@
 
 #include "device/cuda_probe.h"
 #include "tests/tools/program_fixture.h"
+#include "tools/plan/plan.h"
 
 namespace tranche::tools {
 namespace {
@@ -168,8 +169,23 @@ TEST_F(ProgramErrors, OutOfMemorySaysWhatWouldHaveFitted) {
   too_much.insert(too_much.end(), budget.begin(), budget.end());
   const ProgramResult result = test::run(tiny_train(folder_, too_much));
   EXPECT_EQ(result.status, 3) << result.errors;
-  EXPECT_THAT(result.errors, AllOf(HasSubstr("within 10.00 MiB this would have fitted: stage 0"),
-                                   HasSubstr("x "), HasSubstr("tranche plan --ranks 1 --fit 10485760")));
+  EXPECT_THAT(
+      result.errors,
+      AllOf(
+          HasSubstr("within 10.00 MiB this would have fitted: stage 0"), HasSubstr("x "),
+          HasSubstr("(tranche plan, with this run's other flags, --ranks 1 --fit 10485760 has all of it)")));
+}
+
+TEST_F(ProgramErrors, OutOfMemoryOfAPipelineNamesASearchThatKeepsIt) {
+  std::vector<std::string> plan{"plan", "--model", "gpt-nano", "--ranks", "2", "--mesh"};
+  std::vector<std::string> staged = plan, search = plan;
+  staged.insert(staged.end(), {"pipeline=2", "--device-memory", "10MiB"});
+  EXPECT_EQ(
+      what_would_have_fitted(plan_request(parse_arguments(staged)), 1),
+      "\ntranche plan, with this run's other flags, --ranks 2 --mesh 'search, pipeline=2' --fit 10485760 "
+      "finds what would have fitted");
+  search.insert(search.end(), {"search, pipeline=2", "--fit", "10485760"});
+  EXPECT_NE(test::run(search).status, 2) << "the command of the advice is refused";
 }
 
 TEST_F(ProgramErrors, AFailureInTrainingIsTold) {

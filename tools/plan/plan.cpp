@@ -211,21 +211,24 @@ std::string what_would_have_fitted(const planner::PlanRequest& request, double s
       planner::host_memory_of(request.config.offload.host_memory_limit, ranks_of_a_node(request));
   fit.nvme_budget = request.config.offload.nvme_limit;
   if (fit.budget < 1) return {};
+  // A fit on stages of a pipeline is a search that keeps the given axes.
+  const bool pipeline = request.config.mesh_of(request.ranks).size(MeshAxis::pipeline) > 1;
+  const std::string command =
+      fmt::format("tranche plan, with this run's other flags, --ranks {}{} --fit {}", request.ranks,
+                  pipeline ? fmt::format(" --mesh 'search, {}'", request.config.mesh) : "", fit.budget);
   try {
     const planner::FitResult result = planner::find_fit(fit);
     const planner::FitTrial& trial = result.ladder[result.chosen];
     if (result.fits) {
-      return fmt::format(
-          "\nwithin {} this would have fitted: {} (tranche plan --ranks {} --fit {} has all of it)",
-          format_bytes(fit.budget), describe(trial), request.ranks, fit.budget);
+      return fmt::format("\nwithin {} this would have fitted: {} ({} has all of it)",
+                         format_bytes(fit.budget), describe(trial), command);
     }
     return fmt::format(
         "\nno stage, micro-batch, checkpointing or offload fits in {} on {} rank{}: the least, {}, takes {}",
         format_bytes(fit.budget), request.ranks, request.ranks == 1 ? "" : "s", describe(trial),
         format_bytes(trial.peak));
   } catch (const std::exception&) {  // the original error is reported
-    return fmt::format("\ntranche plan --ranks {} --fit {} finds what would have fitted", request.ranks,
-                       fit.budget);
+    return "\n" + command + " finds what would have fitted";
   }
 }
 
