@@ -21,6 +21,7 @@ namespace {
 
 constexpr const char* evaluations_key = "evaluations";
 constexpr const char* keep_best_key = "keep_best";
+constexpr const char* validation_due_key = "validation_due";
 
 /// The position of a set's loss in a checkpoint's user JSON.
 std::string pointer_of(const std::string& set) {
@@ -147,16 +148,21 @@ void CheckpointSchedule::after_step(const StepResult& result, bool evaluation_fo
   if (is_due() && !evaluation_follows) save_if_sound();
 }
 
-void CheckpointSchedule::save() {
-  if (options_.folder.empty() || last_step_ == engine_.steps()) return;
-  save_now();
+void CheckpointSchedule::save(bool validation_due) {
+  if (options_.folder.empty() || (last_step_ == engine_.steps() && !validation_due)) return;
+  save_now(validation_due);
 }
 
-void CheckpointSchedule::save_now() {
+bool CheckpointSchedule::validation_due(const std::string& user) {
+  const auto object = detail::parse_json(user);
+  return object.is_object() && object.contains(validation_due_key) && object[validation_due_key] == true;
+}
+
+void CheckpointSchedule::save_now(bool validation_due) {
   const double begun = detail::seconds_now();
   finish();  // one save at a time; waiting here is part of this pause
   SaveOptions options;
-  options.user = user();
+  options.user = user(validation_due);
   options.keep_last = options_.keep_last;
   options.keep_every = options_.keep_every;
   if (!options_.keep_best.empty()) options.keep_lowest = pointer_of(options_.keep_best);
@@ -180,11 +186,12 @@ void CheckpointSchedule::save_now() {
   }
 }
 
-std::string CheckpointSchedule::user() const {
+std::string CheckpointSchedule::user(bool validation_due) const {
   const bool evaluated = evaluated_step_ == engine_.steps();
-  if (!evaluated && options_.keep_best.empty()) return options_.user;
+  if (!evaluated && !validation_due && options_.keep_best.empty()) return options_.user;
   ordered_json user = detail::parse_json(options_.user);
   if (!options_.keep_best.empty()) user[keep_best_key] = options_.keep_best;
+  if (validation_due) user[validation_due_key] = true;
   if (evaluated) {
     ordered_json& losses = user[evaluations_key] = ordered_json::object();
     for (const Evaluation& evaluation : evaluations_) {

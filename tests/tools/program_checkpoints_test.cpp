@@ -770,6 +770,43 @@ TEST_F(ProgramCheckpoints, ASignalEndsTheRunWithACheckpointAndAStatusOfItsOwn) {
   }
 }
 
+TEST_F(ProgramCheckpoints, ASignalDuringAValidationSavesAtOnceAndTheResumedRunMakesItUp) {
+  const std::string held_out = files_.write("long.txt", test::some_text(1 << 20));
+  for (const std::vector<std::string>& best : {std::vector<std::string>{}, {"--keep-best"}}) {
+    const std::string name = best.empty() ? "validating" : "validating_best",
+                      metrics = files_.path(name + ".m");
+    const auto with = [&](std::vector<std::string> more) {
+      more.insert(more.end(), {"--checkpoint-dir", folder(name), "--save-every", "1", "--eval-every", "1",
+                               "--validation-data", held_out, "--metrics", metrics});
+      more.insert(more.end(), best.begin(), best.end());
+      return more;
+    };
+    bool saved_before = false;
+    std::thread person([&] {  // the line of a step is written before its validation begins
+      while (!std::filesystem::exists(metrics) || read_file(metrics).empty()) ::usleep(1000);
+      const std::string manifest = folder(name) + "/step-00000001/manifest.json";
+      for (int i = 0; i < 2000 && !saved_before && best.empty(); ++i, ::usleep(1000))
+        saved_before = std::filesystem::exists(manifest);
+      ::kill(::getpid(), SIGTERM);
+    });
+    std::string out;
+    const json stopped = report(with({"--steps", "3", "--eval-batches", "0"}), &out, 9);
+    person.join();
+    EXPECT_EQ(saved_before, best.empty()) << "a checkpoint that waits for no loss is complete before";
+    EXPECT_THAT(out, AllOf(HasSubstr("stopped after step 1 of 3 by SIGTERM"),
+                           HasSubstr("/step-00000001 is complete"), Not(HasSubstr("validation loss"))));
+    EXPECT_THAT(stopped["validation"], IsEmpty());
+    EXPECT_THAT(names(name), UnorderedElementsAre("latest", "run.lock", "step-00000001"));
+    const std::vector<std::string> rest = with({"--steps", "3", "--eval-batches", "1", "--resume", "latest"});
+    const json resumed = report(rest, &out);
+    EXPECT_THAT(out, AllOf(HasSubstr("step 1: validation loss "), HasSubstr("step 2: validation loss ")));
+    ASSERT_EQ(resumed["validation"].size(), 3u) << "of steps 1, 2 and 3";
+    EXPECT_EQ(resumed["validation"][0]["step"], 1);
+    EXPECT_EQ(resumed.contains("best"), !best.empty());
+    EXPECT_THAT(report(rest)["validation"].size(), 1u) << "the checkpoint of step 3 has nothing due";
+  }
+}
+
 TEST_F(ProgramCheckpoints, AStatusForRunsThatNoSignalStopsIsRefused) {
   refused(2, {"--stopped-status", "75"}, {"--stopped-status 75 needs --checkpoint-dir DIR"});
   refused(2, {"--stopped-status", "126", "--checkpoint-dir", folder()}, {"--stopped-status is 126"});

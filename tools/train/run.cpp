@@ -377,6 +377,7 @@ void Run::load_resume_source() {
     how.renames = parse_renames(options.rename);
   }
   const LoadResult loaded = engine->load(latest ? options.checkpoint_dir : resume_source.folder, how);
+  validation_due = !takes_weights_only && training::CheckpointSchedule::validation_due(loaded.user);
   const kernels::Digest weights = engine->weights_digest(), state = engine->state_digest();
   if (!is_root()) return;
   if (loaded.folder != resume_source.folder)
@@ -413,17 +414,23 @@ void Run::withhold_memory(std::int64_t step) {
                            Category::other, "taken away by --debug-out-of-memory");
 }
 
-std::vector<training::Evaluation> Run::validate(std::int64_t step, Progress& progress) {
+std::vector<training::Evaluation> Run::validate(std::int64_t step, Progress& progress,
+                                                const training::EvaluationStop& stop) {
   std::vector<training::Evaluation> evaluations;
+  bool stopped = false;
+  const auto stops = [&] { return stopped = stop && stop(); };
   for (const ValidationSet& set : data.validation) {
     const detail::Stopwatch clock;
     const auto show = [&](std::int64_t done, std::int64_t windows) {
       if (is_root()) progress.validating(done, windows, clock.seconds());
     };
     const EvaluationResult result =
-        training::evaluate_windows(*engine, *settings.model, *feeder, *set.windows, set.numbers, show);
-    if (is_root()) report.add_validation(step, result, set.name);
+        training::evaluate_windows(*engine, *settings.model, *feeder, *set.windows, set.numbers, show, stops);
+    if (stopped) return {};
     evaluations.push_back({set.name, result});
+  }
+  for (const training::Evaluation& evaluation : evaluations) {
+    if (is_root()) report.add_validation(step, evaluation.result, evaluation.set);
   }
   return evaluations;
 }

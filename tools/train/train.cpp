@@ -85,7 +85,10 @@ class Training {
           "note: step {} of {} is reached already: nothing to train; --steps is the step to reach", step,
           run_.settings.steps));
     }
-    while (step < run_.settings.steps && !enough) {
+    // The checkpoint may be of a run that a signal stopped before its validation.
+    bool unvalidated = run_.validation_due && step < run_.settings.steps && run_.options.eval_every > 0 &&
+                       !validate_unless_stopped(step);
+    while (step < run_.settings.steps && !enough && !unvalidated) {
       const StepResult result = train_or_save(++step);
       if (run_.is_root()) {
         run_.report.add_step(result);
@@ -112,23 +115,17 @@ class Training {
         run_.lease->require_held();  // throws an error that names the new
                                      // holder
       const bool evaluates = due(run_.options.eval_every, step) && step < run_.settings.steps;
-      checkpoints_.after_step(result, evaluates && run_.options.keep_best);
-      if (result.stop_requested) break;
+      checkpoints_.after_step(result, evaluates && (run_.options.keep_best || result.stop_requested));
+      if (result.stop_requested) {
+        unvalidated = evaluates;
+        break;
+      }
       if (processor_seconds_.size() == steps_shared) share_processor_seconds();
       enough = time_is_up(clock.seconds(), step);
-      if (evaluates && !enough) {
-        const std::vector<training::Evaluation> held_out = run_.validate(step, progress_);
-        for (const training::Evaluation& evaluation : held_out) {
-          if (!run_.is_root()) break;
-          progress_.say(fmt::format("step {}: validation loss{} {:.4f}", step, of_set(evaluation),
-                                    evaluation.result.loss));
-        }
-        add_validation(held_out);
-        checkpoints_.evaluated(keyed(held_out));
-      }
+      if (evaluates && !enough) unvalidated = !validate_unless_stopped(step);
     }
     progress_.finish();
-    checkpoints_.save();
+    checkpoints_.save(unvalidated);
     if (last_.stop_requested) {
       stop(clock.seconds());
     } else {
@@ -196,6 +193,25 @@ class Training {
       }
       throw;
     }
+  }
+
+  /// Collective. Validates between steps; returns false if a signal ended that, which leaves no result.
+  bool validate_unless_stopped(std::int64_t step) {
+    checkpoints_.finish();  // so that a run killed during validation has it
+    const std::vector<training::Evaluation> held_out =
+        run_.validate(step, progress_, [this] { return stop_is_wanted(); });
+    if (held_out.empty()) {
+      last_.stop_requested = true;
+      return false;
+    }
+    for (const training::Evaluation& evaluation : held_out) {
+      if (!run_.is_root()) break;
+      progress_.say(
+          fmt::format("step {}: validation loss{} {:.4f}", step, of_set(evaluation), evaluation.result.loss));
+    }
+    add_validation(held_out);
+    checkpoints_.evaluated(keyed(held_out));
+    return true;
   }
 
   StepResult train_step(std::int64_t step) {
@@ -280,11 +296,16 @@ class Training {
   /// Collective, because ranks have different clocks but must end after the same step.
   bool time_is_up(double elapsed, std::int64_t step) {
     if (run_.options.max_seconds <= 0) return false;
-    std::int64_t up = elapsed >= run_.options.max_seconds && step >= run_.options.min_steps ? 1 : 0;
+    return on_any_rank(elapsed >= run_.options.max_seconds && step >= run_.options.min_steps, "time");
+  }
+  /// Collective, because a signal may reach one rank only.
+  bool stop_is_wanted() { return signals_ != nullptr && on_any_rank(signals_->poll() != 0, "stop"); }
+  bool on_any_rank(bool here, const char* what) {
+    std::int64_t any = here ? 1 : 0;
     run_.runtime->all()
-        .all_reduce(&up, 1, DataType::int64, ReduceOperation::maximum, {"program", "time", Traffic::control})
+        .all_reduce(&any, 1, DataType::int64, ReduceOperation::maximum, {"program", what, Traffic::control})
         .wait();
-    return up != 0;
+    return any != 0;
   }
 
   /// Collective. Ends a run before its last step because it was requested: first of all its state is saved.

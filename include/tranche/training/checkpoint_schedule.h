@@ -81,7 +81,11 @@ class CheckpointSchedule {
   /// evaluated(), so that the checkpoint has the losses.
   void after_step(const StepResult& result, bool evaluation_follows = false);
   /// Collective over all ranks, between steps. Starts to save the present step, unless that was done already.
-  void save();
+  /// With `validation_due` the checkpoint says that an evaluation of the step is still to be made, and the
+  /// step is saved again if it was saved without that.
+  void save(bool validation_due = false);
+  /// Whether `user` of a checkpoint says so.
+  static bool validation_due(const std::string& user);
   /// Collective over all ranks. Waits until a started save is complete.
   void finish();
 
@@ -94,11 +98,11 @@ class CheckpointSchedule {
   bool is_due() const { return owed_ || (options_.every > 0 && engine_.steps() % options_.every == 0); }
   /// Saves if a save is due, unless it must wait for an applied step.
   void save_if_sound();
-  void save_now();
+  void save_now(bool validation_due = false);
   void save_best();
   void complete(const std::string& path);
   void find_best();
-  std::string user() const;
+  std::string user(bool validation_due) const;
   /// The loss with which the present step is the best; nullopt: it was not evaluated.
   std::optional<double> present_loss() const;
 
