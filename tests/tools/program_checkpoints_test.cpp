@@ -40,6 +40,7 @@ class ProgramCheckpoints : public testing::Test {
   /// Trains with a report and returns it.
   json report(std::vector<std::string> more, std::string* out = nullptr, int status = 0) const {
     more.insert(more.end(), {"--report", files_.path("r.json")});
+    std::filesystem::remove(files_.path("r.json"));  // a run that trains nothing leaves a report as it is
     const ProgramResult result = train(more);
     EXPECT_EQ(result.status, status) << result.errors;
     if (out != nullptr) *out = result.out;

@@ -60,6 +60,26 @@ TEST(Metrics, ARunAndItsResumptionLeaveEveryStepOnce) {
   EXPECT_EQ(lines_of(path)[4]["loss"], whole["steps"][3]["loss"]) << "the run that never stopped";
 }
 
+TEST(Metrics, TheReportOfARunThatTrainsNothingMoreStays) {
+  const TemporaryFolder folder;
+  const std::string report = folder.path("r.json");
+  const auto train = [&](const std::string& steps) {
+    return test::run(tiny_train(folder, {"--steps", steps, "--checkpoint-dir", folder.path("run"), "--resume",
+                                         "latest", "--report", report}));
+  };
+  ASSERT_EQ(train("2").status, 0);
+  ASSERT_EQ(train("4").status, 0);
+  const std::string text = read_file(report);
+  ASSERT_EQ(json::parse(text)["steps"].size(), 2u) << "those since the last start";
+  const ProgramResult again = train("4");
+  EXPECT_EQ(again.status, 0) << again.errors;
+  EXPECT_THAT(again.out, HasSubstr("report: " + report + " stays as it is, because no step was trained\n"));
+  EXPECT_EQ(read_file(report), text);
+  std::filesystem::remove(report);
+  ASSERT_EQ(train("4").status, 0);
+  EXPECT_TRUE(json::parse(read_file(report))["steps"].empty()) << "where there is none, one is written";
+}
+
 TEST(Metrics, HaveADigestBeforeTheStepIsSaved) {
   const TemporaryFolder folder;
   const std::string path = folder.path("m.jsonl"), report = folder.path("r");

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <ctime>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -385,7 +386,12 @@ class Training {
   }
 
   void write_report() {
-    if (!run_.options.report.empty()) {
+    const std::string& path = run_.options.report;
+    std::error_code none;
+    if (last_.step == begin_ && std::filesystem::is_regular_file(path, none) &&
+        std::filesystem::file_size(path, none) > 0) {
+      run_.output.out << fmt::format("report: {} stays as it is, because no step was trained\n", path);
+    } else if (!path.empty()) {
       run_.report.write();
       run_.output.out << "report: " << run_.options.report << "\n";
     }
