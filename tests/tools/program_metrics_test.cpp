@@ -60,6 +60,29 @@ TEST(Metrics, ARunAndItsResumptionLeaveEveryStepOnce) {
   EXPECT_EQ(lines_of(path)[4]["loss"], whole["steps"][3]["loss"]) << "the run that never stopped";
 }
 
+TEST(Metrics, LinesOfAnotherRunThatGoAreTold) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("m.jsonl");
+  const auto train = [&](const std::string& name, std::vector<std::string> more) {
+    more.insert(more.end(),
+                {"--metrics", path, "--checkpoint-dir", folder.path(name), "--set",
+                 "csv_monitor.enabled=true", "--set", "csv_monitor.output_path=" + folder.path("csv")});
+    return test::run(tiny_train(folder, more));
+  };
+  const ProgramResult first = train("a", {"--steps", "8", "--save-every", "4"});
+  ASSERT_EQ(first.status, 0) << first.errors;
+  EXPECT_THAT(first.out, testing::Not(HasSubstr("removed")));
+  const ProgramResult other =
+      train("b", {"--steps", "6", "--lr", "0.1", "--resume", folder.path("a") + "/step-00000004"});
+  ASSERT_EQ(other.status, 0) << other.errors;
+  EXPECT_THAT(
+      other.out,
+      testing::AllOf(HasSubstr("note: --metrics '" + path +
+                               "': 5 lines of steps 5 to 8 behind step 4, from which the run goes on, "
+                               "are removed\n"),
+                     HasSubstr("Train_Samples_lr.csv': 4 rows behind ")));
+}
+
 TEST(Metrics, TheReportOfARunThatTrainsNothingMoreStays) {
   const TemporaryFolder folder;
   const std::string report = folder.path("r.json");

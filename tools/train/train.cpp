@@ -67,8 +67,7 @@ class Training {
         checkpoints_(*run.engine, checkpoint_options(),
                      [this](const training::CompletedCheckpoint& checkpoint) { completed(checkpoint); }) {
     last_.step = begin_ = run.engine->steps();
-    if (run.is_root() && !run.options.metrics.empty())
-      metrics_.emplace(run.options.metrics, begin_, "--metrics");
+    if (run.is_root() && !run.options.metrics.empty()) open_metrics();
     if (run.is_root()) open_curves();
     Runtime& runtime = *run.runtime;
     if (!run.options.trace.empty() && runtime.size() > 1) {
@@ -264,13 +263,24 @@ class Training {
     add_curves(scalars);
   }
 
+  void open_metrics() {
+    const Options& options = run_.options;
+    // Another run may have begun the file since this one started.
+    training::MetricsFile::require(options.metrics, !options.resume.empty(), "--metrics");
+    metrics_.emplace(options.metrics, begin_, "--metrics");
+    if (!metrics_->note().empty()) progress_.say("note: " + metrics_->note());
+  }
+
   void open_curves() {
     const Config& config = run_.settings.config;
     const std::int64_t samples = run_.engine->samples();
     if (config.tensorboard.enabled) {
       curves_.push_back(make_tensorboard_log(config.tensorboard.folder(), samples));
     }
-    if (config.csv_monitor.enabled) curves_.push_back(make_csv_log(config.csv_monitor.folder(), samples));
+    if (config.csv_monitor.enabled) {
+      curves_.push_back(make_csv_log(config.csv_monitor.folder(), samples,
+                                     [this](const std::string& line) { progress_.say("note: " + line); }));
+    }
   }
 
   /// The curves are over samples, as in DeepSpeed.
@@ -393,7 +403,7 @@ class Training {
       run_.output.out << fmt::format("report: {} stays as it is, because no step was trained\n", path);
     } else if (!path.empty()) {
       run_.report.write();
-      run_.output.out << "report: " << run_.options.report << "\n";
+      run_.output.out << "report: " << path << "\n";
     }
     run_.output.out.flush();
   }
