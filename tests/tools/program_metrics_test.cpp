@@ -83,6 +83,22 @@ TEST(Metrics, LinesOfAnotherRunThatGoAreTold) {
                      HasSubstr("Train_Samples_lr.csv': 4 rows behind ")));
 }
 
+TEST(Metrics, AndTheReportMayLieInTheFolderThatTheRunMakes) {
+  const TemporaryFolder folder;
+  const std::string run = folder.path("run");
+  const ProgramResult result =
+      test::run(tiny_train(folder, {"--checkpoint-dir", run, "--metrics", run + "/m.jsonl", "--report",
+                                    run + "/r.json", "--trace", run + "/t.json"}));
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(steps_of(run + "/m.jsonl"), ElementsAre(1, 2, 3, 3));
+  EXPECT_EQ(json::parse(read_file(run + "/r.json"))["steps"].size(), 3u);
+  EXPECT_TRUE(std::filesystem::exists(run + "/t.json"));
+  const ProgramResult none = test::run(
+      tiny_train(folder, {"--checkpoint-dir", folder.path("other"), "--metrics", run + "/no/m.jsonl"}));
+  EXPECT_EQ(none.status, 2);
+  EXPECT_THAT(none.errors, HasSubstr("m.jsonl' cannot be written: No such file or directory"));
+}
+
 TEST(Metrics, TheReportOfARunThatTrainsNothingMoreStays) {
   const TemporaryFolder folder;
   const std::string report = folder.path("r.json");

@@ -104,6 +104,14 @@ void Run::require_files_apart() const {
                 read);
 }
 
+void Run::require_output_files() {
+  require_writable(options.report, "--report");
+  require_writable(options.trace, "--trace");
+  if (!options.report.empty()) report.keep_for(options.report);
+  if (!options.metrics.empty())
+    training::MetricsFile::require(options.metrics, !options.resume.empty(), "--metrics");
+}
+
 int Run::take_sequence() {
   const bool resumes = options.command == Command::train && !options.resume.empty();
   const bool evaluates = options.command == Command::evaluate && !options.from.empty();
@@ -143,12 +151,7 @@ int Run::prepare() {
     }
     if (is_root()) {
       require_files_apart();
-      require_writable(options.report, "--report");
-      require_writable(options.trace, "--trace");
-      if (!options.report.empty()) report.keep_for(options.report);
-      if (!options.metrics.empty()) {
-        training::MetricsFile::require(options.metrics, !options.resume.empty(), "--metrics");
-      }
+      if (options.checkpoint_dir.empty()) require_output_files();
     }
     if (!options.memory_profile.empty()) {
       MemoryProfile::require_directory(options.memory_profile, launch.rank());
@@ -161,6 +164,7 @@ int Run::prepare() {
   if (status == 0) {
     status = launch.agree([this] {
       if (!is_root()) return;
+      if (!options.checkpoint_dir.empty()) require_output_files();
       resume_source =
           find_resume_source(detail::posix_file_system(), options, identity_of(options, settings, data));
       const std::vector<std::string> notes = notes_on_start(options, settings.config, data, resume_source);

@@ -87,6 +87,9 @@ struct Run {
   bool took_sequence = false;  ///< set by take_sequence()
   /// Throws ConfigurationError if a file to write is one that the run reads, or two flags write one file.
   void require_files_apart() const;
+  /// Throws ConfigurationError unless the files of --report, --trace and --metrics can be written. The run
+  /// makes the folder of --checkpoint-dir first, because they may lie there.
+  void require_output_files();
   /// Collective. Uses the adapters of the checkpoint from which the run starts if the configuration has none;
   /// refuses different ones. Returns the exit status.
   int take_adapters();
