@@ -700,6 +700,28 @@ TEST_F(ProgramCheckpoints, AFolderThatAnotherProcessHoldsIsRefusedUntilThatHasDi
   ::close(ready[1]);
 }
 
+TEST_F(ProgramCheckpoints, TheBestOnOtherDataIsNotCompared) {
+  const std::vector<std::string> texts{files_.write("easy.txt", std::string(4000, 'z')),
+                                       files_.write("hard.txt", test::some_text(4000))};
+  const auto train = [&](const std::string& steps, const std::string& text, const std::string& batches,
+                         std::string* out) {
+    return report({"--validation-data", "v=" + text, "--eval-batches", batches, "--keep-best",
+                   "--checkpoint-dir", folder(), "--resume", "latest", "--data", texts[0], "--steps", steps},
+                  out);
+  };
+  std::string out;
+  const double easy = train("2", texts[0], "1", &out)["best"]["loss"];
+  const json hard = train("4", texts[1], "1", &out);
+  EXPECT_THAT(out, HasSubstr("note: " + folder() + "/step-00000002 was the best so far, with a loss of " +
+                             fmt::format("{:.4f}", easy)));
+  EXPECT_EQ(hard["best"]["step"], 4);
+  EXPECT_GT(hard["best"]["loss"], easy) << "or nothing was tested";
+  EXPECT_EQ(train("6", texts[1], "3", &out)["best"]["step"], 6);
+  EXPECT_THAT(out, HasSubstr("these are other windows, so the best is looked for anew\n"));
+  (void)train("7", texts[1], "3", &out);
+  EXPECT_THAT(out, Not(HasSubstr("other windows")));
+}
+
 TEST_F(ProgramCheckpoints, ADamagedNewestOneIsPassedOverUnlessToldOtherwise) {
   report({"--checkpoint-dir", folder(), "--save-every", "2", "--steps", "4"});
   {

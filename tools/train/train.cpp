@@ -170,9 +170,12 @@ class Training {
   static std::string of_set(const training::Evaluation& evaluation) {
     return evaluation.set.empty() ? "" : " of " + evaluation.set;
   }
-  /// Renames the sets to their names in checkpoints.
+  /// The evaluations with the sets' names and digests in checkpoints.
   std::vector<training::Evaluation> keyed(std::vector<training::Evaluation> evaluations) const {
-    for (std::size_t i = 0; i < evaluations.size(); ++i) evaluations[i].set = run_.data.validation[i].key();
+    for (std::size_t i = 0; i < evaluations.size(); ++i) {
+      evaluations[i].set = run_.data.validation[i].key();
+      evaluations[i].data = run_.data.validation[i].digest();
+    }
     return evaluations;
   }
   bool scales_loss() const { return run_.settings.config.precision.compute == DataType::float16; }
