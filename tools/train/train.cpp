@@ -134,6 +134,9 @@ class Training {
     return last_.stop_requested;
   }
 
+  /// True if the last loss or gradient was not finite. Equal on all ranks.
+  bool ended_in_doubt() const { return run_.engine->in_doubt(); }
+
  private:
   static ProgressOptions progress_options(const Run& run) {
     ProgressOptions options;
@@ -476,6 +479,12 @@ class Training {
       out << "sample of generated text:\n" << sample << "\n";
     }
     write_report();
+    if (ended_in_doubt()) {
+      run_.output.errors << fmt::format(
+          "tranche: the weights may be ruined, because the last loss or gradient was not finite (status {}): "
+          "lower the learning rate, or check the data\n",
+          static_cast<int>(ExitStatus::numerical));
+    }
   }
 
   std::string best_line() const {
@@ -529,13 +538,17 @@ int run_train(const Options& options, const Output& output) {
   std::optional<training::StopSignals> signals;
   if (!options.checkpoint_dir.empty()) signals.emplace();
   Run run(options, output);
-  bool stopped = false;
+  std::optional<int> ended_with;  // by a signal or in doubt
   const int status = run.execute([&] {
     {
       Training training(run, signals ? &*signals : nullptr);
-      stopped = training();
+      if (training()) {
+        ended_with = static_cast<int>(options.stopped_status.value_or(stopped_by_signal));
+      } else if (training.ended_in_doubt()) {
+        ended_with = static_cast<int>(ExitStatus::numerical);
+      }
     }
-    if (!stopped) return;
+    if (!ended_with) return;
     // A launcher kills the other ranks once one exits with a status above 0, so all must be done by then.
     run.lease.reset();
     std::int64_t done = 1;
@@ -544,8 +557,7 @@ int run_train(const Options& options, const Output& output) {
                     {"program", "stopped", Traffic::control})
         .wait();
   });
-  if (status != 0 || !stopped) return status;
-  return static_cast<int>(options.stopped_status.value_or(stopped_by_signal));
+  return status != 0 ? status : ended_with.value_or(0);
 }
 
 }  // namespace tranche::tools
