@@ -484,26 +484,52 @@ void require_pointer(const std::string& pointer) {
   }
 }
 
-std::optional<double> number_of(const Manifest& manifest, const std::string& pointer) {
+namespace {
+
+/// A number, and what identifies the data to which it belongs; null where that is not known.
+struct Figure {
+  double value = 0;
+  nlohmann::ordered_json tokens, data;
+  bool comparable(const Figure& other) const {
+    return tokens == other.tokens && (data.is_null() || other.data.is_null() || data == other.data);
+  }
+};
+
+std::optional<Figure> figure_of(const Manifest& manifest, const std::string& pointer) {
   const auto user = detail::parse_json(manifest.run.user);
   const nlohmann::ordered_json::json_pointer place(pointer);
   if (!user.is_object() || !user.contains(place) || !user[place].is_number()) return std::nullopt;
+  const auto beside = [&](const char* key) {
+    const auto at = place.parent_pointer() / std::string(key);
+    return user.contains(at) ? user[at] : nlohmann::ordered_json();
+  };
+  Figure figure{user[place].get<double>(), beside("tokens"), beside("data")};
   // Earlier versions of the program wrote a loss of 0 over no tokens.
-  const auto tokens = place.parent_pointer() / std::string("tokens");
-  if (user.contains(tokens) && user[tokens] == 0) return std::nullopt;
-  return user[place].get<double>();
+  if (figure.tokens == 0) return std::nullopt;
+  return figure;
+}
+
+}  // namespace
+
+std::optional<double> number_of(const Manifest& manifest, const std::string& pointer) {
+  const std::optional<Figure> figure = figure_of(manifest, pointer);
+  return figure ? std::optional(figure->value) : std::nullopt;
 }
 
 const Listed* lowest(const std::vector<Listed>& found, const std::string& pointer) {
   const Listed* chosen = nullptr;
+  std::optional<Figure> newest;
   double least = 0;
-  for (const Listed& listed : found) {
+  for (const Listed& listed : found) {  // the newest first
     if (!listed.complete()) continue;
-    const std::optional<double> number = number_of(*listed.manifest, pointer);
-    if (!number) continue;
-    if (chosen == nullptr || *number < least || (*number == least && listed.step < chosen->step)) {
+    const std::optional<Figure> figure = figure_of(*listed.manifest, pointer);
+    if (!figure) continue;
+    if (!newest) newest = figure;
+    if (!figure->comparable(*newest)) continue;
+    if (chosen == nullptr || figure->value < least ||
+        (figure->value == least && listed.step < chosen->step)) {
       chosen = &listed;
-      least = *number;
+      least = figure->value;
     }
   }
   return chosen;

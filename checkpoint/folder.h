@@ -77,7 +77,8 @@ void require_pointer(const std::string& pointer);
 /// key "tokens" beside it is 0: a loss over no tokens.
 std::optional<double> number_of(const Manifest& manifest, const std::string& pointer);
 /// The complete checkpoint with the lowest such number, among equal ones that of the first step; null if none
-/// has one.
+/// has one. It compares only numbers of the same data as the newest: a key "tokens" beside the number is the
+/// same, and so is a key "data" where both have it.
 const Listed* lowest(const std::vector<Listed>& found, const std::string& pointer);
 
 /// The steps of a save, in this order on all ranks:

@@ -14,6 +14,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "tranche/core/exact_sum.h"
@@ -37,7 +38,11 @@ struct LossTotal {
     not_finite += other.not_finite;
     return *this;
   }
-  double value() const { return finite.value() + not_finite; }
+  /// A NaN has no sign, so that it is always printed in the same way.
+  double value() const {
+    const double sum = finite.value() + not_finite;
+    return std::isnan(sum) ? std::numeric_limits<double>::quiet_NaN() : sum;
+  }
 };
 
 /// The problem with a token count below 0.

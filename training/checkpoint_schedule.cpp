@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "checkpoint/digest.h"
 #include "checkpoint/folder.h"
 #include "core/clock.h"
 #include "core/json.h"
@@ -21,6 +22,7 @@ namespace {
 
 constexpr const char* evaluations_key = "evaluations";
 constexpr const char* keep_best_key = "keep_best";
+constexpr const char* validation_due_key = "validation_due";
 
 /// The position of a set's loss in a checkpoint's user JSON.
 std::string pointer_of(const std::string& set) {
@@ -49,7 +51,12 @@ std::optional<BestCheckpoint> best_checkpoint(const std::string& folder, std::st
   const std::string pointer = pointer_of(set);
   const checkpoint::Listed* const best = checkpoint::lowest(found, pointer);
   if (best == nullptr) return std::nullopt;
-  return BestCheckpoint{best->path, best->step, set, *checkpoint::number_of(*best->manifest, pointer)};
+  BestCheckpoint chosen{best->path, best->step, set, *checkpoint::number_of(*best->manifest, pointer)};
+  const auto record = detail::parse_json(best->manifest->run.user)[evaluations_key][set];
+  if (record.contains("tokens")) chosen.tokens = detail::json_integer(record["tokens"]).value_or(0);
+  if (record.contains("data") && record["data"].is_string())
+    checkpoint::from_hex(record["data"].get<std::string>(), chosen.data);
+  return chosen;
 }
 
 CheckpointSchedule::CheckpointSchedule(Engine& engine, CheckpointScheduleOptions options, Completed completed)
@@ -68,14 +75,15 @@ CheckpointSchedule::CheckpointSchedule(Engine& engine, CheckpointScheduleOptions
 void CheckpointSchedule::find_best() {
   struct {
     double loss = 0;
-    std::int64_t step = -1;
+    std::int64_t step = -1, tokens = 0;
+    std::uint64_t data = 0;
   } found;
-  static_assert(sizeof(found) == 16);
+  static_assert(sizeof(found) == 32);
   std::string problem;
   if (engine_.runtime().rank() == 0) {
     try {
       best_ = best_checkpoint(options_.folder, options_.keep_best);
-      if (best_) found = {best_->loss, best_->step};
+      if (best_) found = {best_->loss, best_->step, best_->tokens, best_->data};
     } catch (const CheckpointError& error) {
       problem = error.message();
       found.step = -2;
@@ -91,16 +99,20 @@ void CheckpointSchedule::find_best() {
   }
   best_.reset();
   if (found.step < 0) return;
-  best_ = {detail::join_path(options_.folder, checkpoint::step_name(found.step)), found.step,
-           options_.keep_best, found.loss};
+  best_ = {detail::join_path(options_.folder, checkpoint::step_name(found.step)),
+           found.step,
+           options_.keep_best,
+           found.loss,
+           found.tokens,
+           found.data};
 }
 
-std::optional<double> CheckpointSchedule::present_loss() const {
+std::optional<BestCheckpoint> CheckpointSchedule::present() const {
   if (evaluated_step_ != engine_.steps()) return std::nullopt;
   for (const Evaluation& evaluation : evaluations_) {
     const EvaluationResult& result = evaluation.result;
     if (evaluation.set == options_.keep_best && result.tokens > 0 && std::isfinite(result.loss))
-      return result.loss;
+      return BestCheckpoint{{}, evaluated_step_, evaluation.set, result.loss, result.tokens, evaluation.data};
   }
   return std::nullopt;
 }
@@ -133,11 +145,21 @@ void CheckpointSchedule::save_best() {
     throw InvalidArgument(
         fmt::format("the best checkpoint is kept by '{}', which was not evaluated", options_.keep_best));
   }
-  const std::optional<double> loss = present_loss();
-  const auto is_best = [&] { return loss && (!best_ || *loss < best_->loss); };
+  const std::optional<BestCheckpoint> one = present();
+  if (one && best_ &&
+      (one->tokens != best_->tokens || (one->data != best_->data && one->data != 0 && best_->data != 0))) {
+    if (options_.say) {
+      options_.say(
+          fmt::format("{} was the best so far, with a loss of {:.4f} over {} tokens of '{}'; these are other "
+                      "windows, so the best is looked for anew",
+                      best_->path, best_->loss, best_->tokens, best_->set));
+    }
+    best_.reset();
+  }
+  const auto is_best = [&] { return one && (!best_ || one->loss < best_->loss); };
   if (!is_best()) return;
   // This waits until it is known whether that save became a checkpoint.
-  if (pending_loss_ && *loss >= *pending_loss_) finish();
+  if (pending_best_ && one->loss >= pending_best_->loss) finish();
   if (is_best()) save_now();
 }
 
@@ -147,22 +169,27 @@ void CheckpointSchedule::after_step(const StepResult& result, bool evaluation_fo
   if (is_due() && !evaluation_follows) save_if_sound();
 }
 
-void CheckpointSchedule::save() {
-  if (options_.folder.empty() || last_step_ == engine_.steps()) return;
-  save_now();
+void CheckpointSchedule::save(bool validation_due) {
+  if (options_.folder.empty() || (last_step_ == engine_.steps() && !validation_due)) return;
+  save_now(validation_due);
 }
 
-void CheckpointSchedule::save_now() {
+bool CheckpointSchedule::validation_due(const std::string& user) {
+  const auto object = detail::parse_json(user);
+  return object.is_object() && object.contains(validation_due_key) && object[validation_due_key] == true;
+}
+
+void CheckpointSchedule::save_now(bool validation_due) {
   const double begun = detail::seconds_now();
   finish();  // one save at a time; waiting here is part of this pause
   SaveOptions options;
-  options.user = user();
+  options.user = user(validation_due);
   options.keep_last = options_.keep_last;
   options.keep_every = options_.keep_every;
   if (!options_.keep_best.empty()) options.keep_lowest = pointer_of(options_.keep_best);
   begun_ = begun;
   pending_.step = engine_.steps();
-  pending_loss_ = options_.keep_best.empty() ? std::nullopt : present_loss();
+  pending_best_ = options_.keep_best.empty() ? std::nullopt : present();
   pending_.path = engine_.save(options_.folder, options);
   pending_.pause_seconds = detail::seconds_now() - begun;
   last_step_ = pending_.step;
@@ -180,16 +207,18 @@ void CheckpointSchedule::save_now() {
   }
 }
 
-std::string CheckpointSchedule::user() const {
+std::string CheckpointSchedule::user(bool validation_due) const {
   const bool evaluated = evaluated_step_ == engine_.steps();
-  if (!evaluated && options_.keep_best.empty()) return options_.user;
+  if (!evaluated && !validation_due && options_.keep_best.empty()) return options_.user;
   ordered_json user = detail::parse_json(options_.user);
   if (!options_.keep_best.empty()) user[keep_best_key] = options_.keep_best;
+  if (validation_due) user[validation_due_key] = true;
   if (evaluated) {
     ordered_json& losses = user[evaluations_key] = ordered_json::object();
     for (const Evaluation& evaluation : evaluations_) {
       const EvaluationResult& result = evaluation.result;
       losses[evaluation.set] = {{"loss", loss_json(result)}, {"tokens", result.tokens}};
+      if (evaluation.data != 0) losses[evaluation.set]["data"] = checkpoint::to_hex(evaluation.data);
     }
   }
   return user.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
@@ -199,7 +228,7 @@ void CheckpointSchedule::finish() {
   if (options_.folder.empty()) return;
   const std::string path = engine_.finish_saving();
   if (!path.empty()) complete(path);
-  pending_loss_.reset();
+  pending_best_.reset();
 }
 
 void CheckpointSchedule::complete(const std::string& path) {
@@ -207,15 +236,16 @@ void CheckpointSchedule::complete(const std::string& path) {
   pending_.path = path;
   pending_.seconds = detail::seconds_now() - begun_;
   pending_.best = false;
-  if (pending_loss_ && (!best_ || *pending_loss_ < best_->loss)) {
+  if (pending_best_ && (!best_ || pending_best_->loss < best_->loss)) {
     pending_.best = true;
-    best_ = {path, pending_.step, options_.keep_best, *pending_loss_};
+    best_ = pending_best_;
+    best_->path = path;
   } else if (best_ && best_->step == pending_.step) {
     // The new checkpoint replaced the best one's step, as can happen in a run that continues from before it.
     // The next one may be the best of those that remain.
     find_best();
   }
-  pending_loss_.reset();
+  pending_best_.reset();
   if (completed_) completed_(pending_);
 }
 

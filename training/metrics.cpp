@@ -1,7 +1,10 @@
 #include "tranche/training/metrics.h"
 
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -137,7 +140,20 @@ void MetricsFile::require(const std::string& path, bool goes_on, std::string_vie
 
 MetricsFile::MetricsFile(std::string path, std::int64_t step, std::string called)
     : path_(std::move(path)), called_(std::move(called)), file_(nullptr, &std::fclose) {
-  std::string kept;
+  const auto not_written = [this] {
+    return ConfigurationError(
+        fmt::format("{} '{}' cannot be written: {}", called_, path_, std::strerror(errno)));
+  };
+  file_.reset(std::fopen(path_.c_str(), "ae"));
+  if (!file_) throw not_written();
+  // A file system without locks gives other errors, and is used without.
+  if (::flock(::fileno(file_.get()), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    throw ConfigurationError(
+        fmt::format("{} '{}' is being written by another run; name another file", called_, path_));
+  }
+  std::string kept;  // behind the first `whole` bytes, which stay as they are
+  std::int64_t whole = 0, removed = 0, first = step, last = step;
+  bool cut = false;
   std::ifstream before(path_);
   for (std::string line; std::getline(before, line);) {
     const std::int64_t at = step_of(line);
@@ -145,14 +161,23 @@ MetricsFile::MetricsFile(std::string path, std::int64_t step, std::string called
       throw ConfigurationError(fmt::format(
           "{} '{}' has lines that are not of such a file; name another, or remove it", called_, path_));
     }
-    if (at >= 0 && at <= step) kept += line + "\n";
+    const bool stays = at >= 0 && at <= step && !before.eof();
+    if (stays && !cut) whole += static_cast<std::int64_t>(line.size()) + 1;
+    if (stays && cut) kept += line + "\n";
+    cut |= !stays;
+    if (at <= step) continue;
+    first = removed++ == 0 ? at : std::min(first, at);
+    last = std::max(last, at);
   }
-  if (before.is_open()) detail::write_output_file(path_, kept);
-  file_.reset(std::fopen(path_.c_str(), "a"));
-  if (!file_) {
-    throw ConfigurationError(
-        fmt::format("{} '{}' cannot be written: {}", called_, path_, std::strerror(errno)));
-  }
+  if (!cut) return;
+  if (::ftruncate(::fileno(file_.get()), whole) != 0) throw not_written();
+  if (std::fwrite(kept.data(), 1, kept.size(), file_.get()) != kept.size() || std::fflush(file_.get()) != 0)
+    throw not_written();
+  if (removed == 0) return;
+  note_ = fmt::format("{} '{}': {} line{} of step{} behind step {}, from which the run goes on, {} removed",
+                      called_, path_, removed, removed == 1 ? "" : "s",
+                      first == last ? fmt::format(" {}", first) : fmt::format("s {} to {}", first, last),
+                      step, removed == 1 ? "is" : "are");
 }
 
 std::string MetricsFile::add(const std::string& line) {

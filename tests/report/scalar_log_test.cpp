@@ -87,11 +87,17 @@ TEST(CsvLog, HasAFileATagAsDeepSpeedNamesThem) {
     log->add(8, std::vector<Scalar>{{"Train/Samples/train loss", 2.5}, {"lr", 1e-3}});
     log->add(16, std::vector<Scalar>{{"lr", std::numeric_limits<double>::quiet_NaN()}});
     EXPECT_EQ(content_of(folder + "/lr.csv"), "step,lr\n8,0.001\n16,nan\n") << "before the end";
+    EXPECT_THAT(message_of<ConfigurationError>([&] { (void)make_csv_log(folder, 16); }),
+                HasSubstr("CSV files in '" + folder + "' are being written by another run; name another"));
   }
   EXPECT_EQ(content_of(folder + "/Train_Samples_train_loss.csv"), "step,train loss\n8,2.5\n");
   std::ofstream(folder + "/lr.csv", std::ios::app) << "24,0.0";  // cut short by a kill
-  make_csv_log(folder, 8)->add(16, std::vector<Scalar>{{"lr", 2}});
+  std::string said;
+  make_csv_log(folder, 8, [&said](const std::string& line) {
+    said += line;
+  })->add(16, std::vector<Scalar>{{"lr", 2}, {"Train/Samples/train loss", 3}});
   EXPECT_EQ(content_of(folder + "/lr.csv"), "step,lr\n8,0.001\n16,2\n");
+  EXPECT_EQ(said, "'" + folder + "/lr.csv': 1 row behind 8, from which the run goes on, is removed");
   EXPECT_THAT(message_of<ConfigurationError>([&] { (void)make_csv_log(folder); }),
               AllOf(HasSubstr(folder), HasSubstr("has the CSV files of another run")));
 }

@@ -339,6 +339,16 @@ def suite_stop():
     stopped("int", lambda job: os.kill(job.process.pid, signal.SIGINT), "by SIGINT", 0, 0)
     stopped("int2", lambda job: os.kill(job.ranks[0], signal.SIGINT), "by SIGINT", 2)
 
+    # A signal to a single rank during a validation of many windows, which all ranks leave.
+    with open(path("long.txt"), "w", encoding="utf-8") as file:
+        file.write("0123456789abcdef" * (1 << 18))
+    job = Job(["--steps", "1000000", "--log-every", "1", "--checkpoint-dir", path("validates"), "--eval-every", "1",
+               "--eval-batches", "0", "--validation-data", path("long.txt")], 3)
+    job.wait_for("step       1/1000000")
+    os.kill(job.ranks[-1], signal.SIGTERM)
+    job.end(9, ["stopped after step 1 of 1000000 by a signal to another rank"])
+    expect("validation loss" not in job.text(), "a validation that is left has no loss")
+
     # A rank hangs, so no step notices the first signal; the second signal ends the process.
     job = Job(["--steps", "1000000", "--log-every", "1", "--checkpoint-dir", path("hangs"), "--debug-hang", "0:4"], 0)
     job.wait_for("step       3/1000000")

@@ -40,6 +40,7 @@ class ProgramCheckpoints : public testing::Test {
   /// Trains with a report and returns it.
   json report(std::vector<std::string> more, std::string* out = nullptr, int status = 0) const {
     more.insert(more.end(), {"--report", files_.path("r.json")});
+    std::filesystem::remove(files_.path("r.json"));  // a run that trains nothing leaves a report as it is
     const ProgramResult result = train(more);
     EXPECT_EQ(result.status, status) << result.errors;
     if (out != nullptr) *out = result.out;
@@ -149,7 +150,8 @@ TEST_F(ProgramCheckpoints, RuinedWeightsTakeNoGoodOnesPlace) {
     const json good = report(with({"--steps", "6"}));
     ASSERT_THAT(names(), UnorderedElementsAre("latest", "run.lock", "step-00000006"));
     std::string out;
-    (void)report(with({"--steps", "12", "--lr", "1e30", "--set", "gradient_clipping=0"}), &out);
+    (void)report(with({"--steps", "12", "--lr", "1e30", "--set", "gradient_clipping=0"}), &out, 6);
+    EXPECT_THAT(out, AllOf(HasSubstr("loss nan"), Not(HasSubstr("-nan"))));
     EXPECT_THAT(
         out, HasSubstr("note: the checkpoint that is due at step " + std::string(*every == '1' ? "8" : "9") +
                        " waits for a step that is taken: the weights may be ruined"));
@@ -699,6 +701,28 @@ TEST_F(ProgramCheckpoints, AFolderThatAnotherProcessHoldsIsRefusedUntilThatHasDi
   ::close(ready[1]);
 }
 
+TEST_F(ProgramCheckpoints, TheBestOnOtherDataIsNotCompared) {
+  const std::vector<std::string> texts{files_.write("easy.txt", std::string(4000, 'z')),
+                                       files_.write("hard.txt", test::some_text(4000))};
+  const auto train = [&](const std::string& steps, const std::string& text, const std::string& batches,
+                         std::string* out) {
+    return report({"--validation-data", "v=" + text, "--eval-batches", batches, "--keep-best",
+                   "--checkpoint-dir", folder(), "--resume", "latest", "--data", texts[0], "--steps", steps},
+                  out);
+  };
+  std::string out;
+  const double easy = train("2", texts[0], "1", &out)["best"]["loss"];
+  const json hard = train("4", texts[1], "1", &out);
+  EXPECT_THAT(out, HasSubstr("note: " + folder() + "/step-00000002 was the best so far, with a loss of " +
+                             fmt::format("{:.4f}", easy)));
+  EXPECT_EQ(hard["best"]["step"], 4);
+  EXPECT_GT(hard["best"]["loss"], easy) << "or nothing was tested";
+  EXPECT_EQ(train("6", texts[1], "3", &out)["best"]["step"], 6);
+  EXPECT_THAT(out, HasSubstr("these are other windows, so the best is looked for anew\n"));
+  (void)train("7", texts[1], "3", &out);
+  EXPECT_THAT(out, Not(HasSubstr("other windows")));
+}
+
 TEST_F(ProgramCheckpoints, ADamagedNewestOneIsPassedOverUnlessToldOtherwise) {
   report({"--checkpoint-dir", folder(), "--save-every", "2", "--steps", "4"});
   {
@@ -767,6 +791,43 @@ TEST_F(ProgramCheckpoints, ASignalEndsTheRunWithACheckpointAndAStatusOfItsOwn) {
     const json rest =
         report({"--checkpoint-dir", folder(name), "--resume", "latest", "--set", "tranche.threads=1"});
     EXPECT_EQ(rest["weights_digest"], report({})["weights_digest"]);
+  }
+}
+
+TEST_F(ProgramCheckpoints, ASignalDuringAValidationSavesAtOnceAndTheResumedRunMakesItUp) {
+  const std::string held_out = files_.write("long.txt", test::some_text(1 << 20));
+  for (const std::vector<std::string>& best : {std::vector<std::string>{}, {"--keep-best"}}) {
+    const std::string name = best.empty() ? "validating" : "validating_best",
+                      metrics = files_.path(name + ".m");
+    const auto with = [&](std::vector<std::string> more) {
+      more.insert(more.end(), {"--checkpoint-dir", folder(name), "--save-every", "1", "--eval-every", "1",
+                               "--validation-data", held_out, "--metrics", metrics});
+      more.insert(more.end(), best.begin(), best.end());
+      return more;
+    };
+    bool saved_before = false;
+    std::thread person([&] {  // the line of a step is written before its validation begins
+      while (!std::filesystem::exists(metrics) || read_file(metrics).empty()) ::usleep(1000);
+      const std::string manifest = folder(name) + "/step-00000001/manifest.json";
+      for (int i = 0; i < 2000 && !saved_before && best.empty(); ++i, ::usleep(1000))
+        saved_before = std::filesystem::exists(manifest);
+      ::kill(::getpid(), SIGTERM);
+    });
+    std::string out;
+    const json stopped = report(with({"--steps", "3", "--eval-batches", "0"}), &out, 9);
+    person.join();
+    EXPECT_EQ(saved_before, best.empty()) << "a checkpoint that waits for no loss is complete before";
+    EXPECT_THAT(out, AllOf(HasSubstr("stopped after step 1 of 3 by SIGTERM"),
+                           HasSubstr("/step-00000001 is complete"), Not(HasSubstr("validation loss"))));
+    EXPECT_THAT(stopped["validation"], IsEmpty());
+    EXPECT_THAT(names(name), UnorderedElementsAre("latest", "run.lock", "step-00000001"));
+    const std::vector<std::string> rest = with({"--steps", "3", "--eval-batches", "1", "--resume", "latest"});
+    const json resumed = report(rest, &out);
+    EXPECT_THAT(out, AllOf(HasSubstr("step 1: validation loss "), HasSubstr("step 2: validation loss ")));
+    ASSERT_EQ(resumed["validation"].size(), 3u) << "of steps 1, 2 and 3";
+    EXPECT_EQ(resumed["validation"][0]["step"], 1);
+    EXPECT_EQ(resumed.contains("best"), !best.empty());
+    EXPECT_THAT(report(rest)["validation"].size(), 1u) << "the checkpoint of step 3 has nothing due";
   }
 }
 

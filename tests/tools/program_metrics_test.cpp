@@ -60,6 +60,65 @@ TEST(Metrics, ARunAndItsResumptionLeaveEveryStepOnce) {
   EXPECT_EQ(lines_of(path)[4]["loss"], whole["steps"][3]["loss"]) << "the run that never stopped";
 }
 
+TEST(Metrics, LinesOfAnotherRunThatGoAreTold) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("m.jsonl");
+  const auto train = [&](const std::string& name, std::vector<std::string> more) {
+    more.insert(more.end(),
+                {"--metrics", path, "--checkpoint-dir", folder.path(name), "--set",
+                 "csv_monitor.enabled=true", "--set", "csv_monitor.output_path=" + folder.path("csv")});
+    return test::run(tiny_train(folder, more));
+  };
+  const ProgramResult first = train("a", {"--steps", "8", "--save-every", "4"});
+  ASSERT_EQ(first.status, 0) << first.errors;
+  EXPECT_THAT(first.out, testing::Not(HasSubstr("removed")));
+  const ProgramResult other =
+      train("b", {"--steps", "6", "--lr", "0.1", "--resume", folder.path("a") + "/step-00000004"});
+  ASSERT_EQ(other.status, 0) << other.errors;
+  EXPECT_THAT(
+      other.out,
+      testing::AllOf(HasSubstr("note: --metrics '" + path +
+                               "': 5 lines of steps 5 to 8 behind step 4, from which the run goes on, "
+                               "are removed\n"),
+                     HasSubstr("Train_Samples_lr.csv': 4 rows behind ")));
+}
+
+TEST(Metrics, AndTheReportMayLieInTheFolderThatTheRunMakes) {
+  const TemporaryFolder folder;
+  const std::string run = folder.path("run");
+  const ProgramResult result =
+      test::run(tiny_train(folder, {"--checkpoint-dir", run, "--metrics", run + "/m.jsonl", "--report",
+                                    run + "/r.json", "--trace", run + "/t.json"}));
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(steps_of(run + "/m.jsonl"), ElementsAre(1, 2, 3, 3));
+  EXPECT_EQ(json::parse(read_file(run + "/r.json"))["steps"].size(), 3u);
+  EXPECT_TRUE(std::filesystem::exists(run + "/t.json"));
+  const ProgramResult none = test::run(
+      tiny_train(folder, {"--checkpoint-dir", folder.path("other"), "--metrics", run + "/no/m.jsonl"}));
+  EXPECT_EQ(none.status, 2);
+  EXPECT_THAT(none.errors, HasSubstr("m.jsonl' cannot be written: No such file or directory"));
+}
+
+TEST(Metrics, TheReportOfARunThatTrainsNothingMoreStays) {
+  const TemporaryFolder folder;
+  const std::string report = folder.path("r.json");
+  const auto train = [&](const std::string& steps) {
+    return test::run(tiny_train(folder, {"--steps", steps, "--checkpoint-dir", folder.path("run"), "--resume",
+                                         "latest", "--report", report}));
+  };
+  ASSERT_EQ(train("2").status, 0);
+  ASSERT_EQ(train("4").status, 0);
+  const std::string text = read_file(report);
+  ASSERT_EQ(json::parse(text)["steps"].size(), 2u) << "those since the last start";
+  const ProgramResult again = train("4");
+  EXPECT_EQ(again.status, 0) << again.errors;
+  EXPECT_THAT(again.out, HasSubstr("report: " + report + " stays as it is, because no step was trained\n"));
+  EXPECT_EQ(read_file(report), text);
+  std::filesystem::remove(report);
+  ASSERT_EQ(train("4").status, 0);
+  EXPECT_TRUE(json::parse(read_file(report))["steps"].empty()) << "where there is none, one is written";
+}
+
 TEST(Metrics, HaveADigestBeforeTheStepIsSaved) {
   const TemporaryFolder folder;
   const std::string path = folder.path("m.jsonl"), report = folder.path("r");

@@ -149,6 +149,15 @@ TEST(EvaluateWindows, IsTheMeanOfEachAloneOnAnyNumberOfRanks) {
       EXPECT_EQ(begun.back(), 7);
       EXPECT_TRUE(trained.engine.state_digest() == before);
       EXPECT_EQ(trained.engine.samples(), 4 * ranks) << "an evaluation uses no samples";
+
+      int asked = 0;
+      const EvaluationResult first =
+          evaluate_windows(trained.engine, trained.model, trained.feeder, texts.held_out, numbers, {},
+                           [&asked] { return ++asked == 2; });
+      EXPECT_EQ(asked, 2);
+      EXPECT_EQ(first.tokens, std::min(7, 2 * ranks) * test::sequence) << "of the first round";
+      EXPECT_TRUE(trained.engine.state_digest() == before);
+      trained.step(texts);
     });
   }
 }

@@ -166,6 +166,47 @@ TEST(CheckpointSchedule, ARunGoesOnFromTheBestSoFarOnOtherRanks) {
   EXPECT_THAT(steps_in(path), ElementsAre(7, 6));
 }
 
+TEST(CheckpointSchedule, LossesOfOtherWindowsAreNotCompared) {
+  const TemporaryFolder folder;
+  const Texts texts(folder);
+  const std::string path = folder.path("run");
+  std::vector<std::string> said;  // by rank 0 of the last run
+  const auto run = [&](const std::vector<Evaluation>& each) {
+    said.clear();
+    on_ranks(2, [&](const Trained& trained) {
+      if (std::filesystem::exists(path)) trained.engine.load(path);
+      CheckpointScheduleOptions options = best_of(path);
+      if (trained.rank == 0) options.say = [&](const std::string& line) { said.push_back(line); };
+      CheckpointSchedule schedule(trained.engine, options);
+      for (const Evaluation& one : each) {
+        schedule.after_step(trained.step(texts), true);
+        schedule.evaluated({one});
+      }
+      schedule.save();
+      schedule.finish();
+    });
+  };
+  run({{"a/b", {1, 7}}, {"a/b", {2, 7}}});  // as earlier versions recorded it, without a digest
+  EXPECT_THAT(steps_in(path), ElementsAre(2, 1));
+  run({{"a/b", {1.5, 7}, 0xab}});
+  EXPECT_THAT(said, testing::IsEmpty()) << "so many tokens of what may be the same windows";
+  EXPECT_EQ(best_checkpoint(path)->step, 1);
+  run({{"a/b", {3, 9}, 0xab}, {"a/b", {4, 9}, 0xab}});
+  EXPECT_THAT(said,
+              ElementsAre(path + "/step-00000001 was the best so far, with a loss of 1.0000 over 7 tokens "
+                                 "of 'a/b'; these are other windows, so the best is looked for anew"));
+  EXPECT_EQ(best_checkpoint(path)->step, 4);
+  EXPECT_EQ(user_of(path, 4)["evaluations"]["a/b"]["data"], "00000000000000ab");
+  EXPECT_THAT(steps_in(path), ElementsAre(5, 4)) << "the best on the earlier windows is kept no more";
+  run({{"a/b", {3.5, 9}, 0xab}});
+  EXPECT_THAT(said, testing::IsEmpty());
+  EXPECT_EQ(best_checkpoint(path)->step, 4);
+  run({{"a/b", {5, 9}, 0xac}});
+  EXPECT_EQ(said.size(), 1u);
+  EXPECT_EQ(best_checkpoint(path)->step, 7);
+  EXPECT_EQ(best_checkpoint(path)->data, 0xacu);
+}
+
 TEST(CheckpointSchedule, ASaveThatIsDueWaitsForTheEvaluationAndOneThatDidNotIsDoneAgain) {
   const TemporaryFolder folder;
   const Texts texts(folder);

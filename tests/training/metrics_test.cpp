@@ -108,9 +108,40 @@ TEST(MetricsFile, LinesBehindTheCheckpointAndACutOneGo) {
                    "{\"step\": 1}\n{\"step\": 2}\n{\"step\": 2, \"validation_loss\": 1.5}\n"
                    "{\"step\": 3}\n{\"step\": 4, \"lo");
   MetricsFile metrics(path, 2);
+  EXPECT_EQ(metrics.note(), "metrics file '" + path +
+                                "': 1 line of step 3 behind step 2, from which the run goes on, is removed")
+      << "the cut one tells nothing";
   EXPECT_EQ(metrics.add("{\"step\": 3, \"again\": true}"), "");
   EXPECT_THAT(steps_of(path), ElementsAre(1, 2, 2, 3));
   EXPECT_EQ(lines_of(path)[3]["again"], true);
+}
+
+TEST(MetricsFile, LinesThatStayBehindRemovedOnesAreKept) {
+  const TemporaryFolder folder;
+  const std::string path = folder.write("m.jsonl",
+                                        "{\"step\": 1}\n{\"step\": 5}\n{\"step\": 2}\n{\"step\": 7}\n"
+                                        "{\"step\": 3}\n");
+  const MetricsFile metrics(path, 3, "--log");
+  EXPECT_THAT(steps_of(path), ElementsAre(1, 2, 3));
+  EXPECT_EQ(metrics.note(), "--log '" + path +
+                                "': 2 lines of steps 5 to 7 behind step 3, from which the run goes on, are "
+                                "removed");
+}
+
+TEST(MetricsFile, AFileThatAnotherRunWritesIsRefusedUntouched) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("m.jsonl");
+  {
+    MetricsFile first(path, 0);
+    EXPECT_EQ(first.note(), "");
+    EXPECT_EQ(first.add("{\"step\": 1}"), "");
+    EXPECT_THAT(message_of<ConfigurationError>([&] { MetricsFile(path, 0); }),
+                HasSubstr("metrics file '" + path + "' is being written by another run; name another file"));
+    EXPECT_EQ(first.add("{\"step\": 2}"), "");
+    EXPECT_THAT(steps_of(path), ElementsAre(1, 2));
+  }
+  EXPECT_EQ(MetricsFile(path, 2).note(), "");
+  EXPECT_THAT(steps_of(path), ElementsAre(1, 2));
 }
 
 TEST(MetricsFile, OtherFilesAreRefusedUntouched) {

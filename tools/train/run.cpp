@@ -104,6 +104,14 @@ void Run::require_files_apart() const {
                 read);
 }
 
+void Run::require_output_files() {
+  require_writable(options.report, "--report");
+  require_writable(options.trace, "--trace");
+  if (!options.report.empty()) report.keep_for(options.report);
+  if (!options.metrics.empty())
+    training::MetricsFile::require(options.metrics, !options.resume.empty(), "--metrics");
+}
+
 int Run::take_sequence() {
   const bool resumes = options.command == Command::train && !options.resume.empty();
   const bool evaluates = options.command == Command::evaluate && !options.from.empty();
@@ -143,12 +151,7 @@ int Run::prepare() {
     }
     if (is_root()) {
       require_files_apart();
-      require_writable(options.report, "--report");
-      require_writable(options.trace, "--trace");
-      if (!options.report.empty()) report.keep_for(options.report);
-      if (!options.metrics.empty()) {
-        training::MetricsFile::require(options.metrics, !options.resume.empty(), "--metrics");
-      }
+      if (options.checkpoint_dir.empty()) require_output_files();
     }
     if (!options.memory_profile.empty()) {
       MemoryProfile::require_directory(options.memory_profile, launch.rank());
@@ -161,6 +164,7 @@ int Run::prepare() {
   if (status == 0) {
     status = launch.agree([this] {
       if (!is_root()) return;
+      if (!options.checkpoint_dir.empty()) require_output_files();
       resume_source =
           find_resume_source(detail::posix_file_system(), options, identity_of(options, settings, data));
       const std::vector<std::string> notes = notes_on_start(options, settings.config, data, resume_source);
@@ -377,6 +381,7 @@ void Run::load_resume_source() {
     how.renames = parse_renames(options.rename);
   }
   const LoadResult loaded = engine->load(latest ? options.checkpoint_dir : resume_source.folder, how);
+  validation_due = !takes_weights_only && training::CheckpointSchedule::validation_due(loaded.user);
   const kernels::Digest weights = engine->weights_digest(), state = engine->state_digest();
   if (!is_root()) return;
   if (loaded.folder != resume_source.folder)
@@ -413,17 +418,23 @@ void Run::withhold_memory(std::int64_t step) {
                            Category::other, "taken away by --debug-out-of-memory");
 }
 
-std::vector<training::Evaluation> Run::validate(std::int64_t step, Progress& progress) {
+std::vector<training::Evaluation> Run::validate(std::int64_t step, Progress& progress,
+                                                const training::EvaluationStop& stop) {
   std::vector<training::Evaluation> evaluations;
+  bool stopped = false;
+  const auto stops = [&] { return stopped = stop && stop(); };
   for (const ValidationSet& set : data.validation) {
     const detail::Stopwatch clock;
     const auto show = [&](std::int64_t done, std::int64_t windows) {
       if (is_root()) progress.validating(done, windows, clock.seconds());
     };
     const EvaluationResult result =
-        training::evaluate_windows(*engine, *settings.model, *feeder, *set.windows, set.numbers, show);
-    if (is_root()) report.add_validation(step, result, set.name);
+        training::evaluate_windows(*engine, *settings.model, *feeder, *set.windows, set.numbers, show, stops);
+    if (stopped) return {};
     evaluations.push_back({set.name, result});
+  }
+  for (const training::Evaluation& evaluation : evaluations) {
+    if (is_root()) report.add_validation(step, evaluation.result, evaluation.set);
   }
   return evaluations;
 }

@@ -51,6 +51,7 @@ struct Run {
   ResumeSource resume_source;           ///< on rank 0
   bool begins_from_checkpoint = false;  ///< on all ranks
   bool takes_weights_only = false;      ///< on all ranks
+  bool validation_due = false;          ///< on all ranks: the resumed run was to validate its last step
   std::string identity;                 ///< this run's description in its checkpoints
 
   Run(const Options& run_options, const Output& run_output)
@@ -71,8 +72,10 @@ struct Run {
   /// --debug-out-of-memory: allocates the memory that --device-memory leaves, on the flag's rank and at its
   /// step.
   void withhold_memory(std::int64_t step);
-  /// Collective. The present loss on each held-out set, reported; rank 0 shows its progress.
-  std::vector<training::Evaluation> validate(std::int64_t step, Progress& progress);
+  /// Collective. The present loss on each held-out set, reported; rank 0 shows its progress. Empty, and not
+  /// reported, if `stop` ended it.
+  std::vector<training::Evaluation> validate(std::int64_t step, Progress& progress,
+                                             const training::EvaluationStop& stop = {});
   /// The n-gram cross-entropies of the held-out text, on rank 0.
   NgramEntropies ngrams() const;
   /// Collective. If the configuration leaves out keys whose default has changed, keeps the values with which
@@ -84,6 +87,9 @@ struct Run {
   bool took_sequence = false;  ///< set by take_sequence()
   /// Throws ConfigurationError if a file to write is one that the run reads, or two flags write one file.
   void require_files_apart() const;
+  /// Throws ConfigurationError unless the files of --report, --trace and --metrics can be written. The run
+  /// makes the folder of --checkpoint-dir first, because they may lie there.
+  void require_output_files();
   /// Collective. Uses the adapters of the checkpoint from which the run starts if the configuration has none;
   /// refuses different ones. Returns the exit status.
   int take_adapters();

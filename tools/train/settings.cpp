@@ -538,4 +538,12 @@ RunIdentity identity_of(const Options& options, const Settings& settings, const 
           digest_of(data.validation_files)};
 }
 
+std::uint64_t ValidationSet::digest() const {
+  std::string text = std::to_string(windows->sequence());
+  for (const training::TokenRange& range : windows->ranges())
+    text += fmt::format(" {} {} {}", range.file->digest(), range.begin, range.size);
+  for (const std::int64_t number : numbers) text += fmt::format(" {}", number);
+  return checkpoint::digest_of(text);
+}
+
 }  // namespace tranche::tools

@@ -56,6 +56,8 @@ struct ValidationSet {
   std::vector<std::int64_t> numbers;  ///< of the windows in use
   /// The set's name as a key, which checkpoints need.
   std::string key() const { return name.empty() ? "validation" : name; }
+  /// A digest of the files' bytes and of the windows in use.
+  std::uint64_t digest() const;
 };
 
 /// Training and held-out windows.

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <ctime>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -66,8 +67,7 @@ class Training {
         checkpoints_(*run.engine, checkpoint_options(),
                      [this](const training::CompletedCheckpoint& checkpoint) { completed(checkpoint); }) {
     last_.step = begin_ = run.engine->steps();
-    if (run.is_root() && !run.options.metrics.empty())
-      metrics_.emplace(run.options.metrics, begin_, "--metrics");
+    if (run.is_root() && !run.options.metrics.empty()) open_metrics();
     if (run.is_root()) open_curves();
     Runtime& runtime = *run.runtime;
     if (!run.options.trace.empty() && runtime.size() > 1) {
@@ -85,7 +85,10 @@ class Training {
           "note: step {} of {} is reached already: nothing to train; --steps is the step to reach", step,
           run_.settings.steps));
     }
-    while (step < run_.settings.steps && !enough) {
+    // The checkpoint may be of a run that a signal stopped before its validation.
+    bool unvalidated = run_.validation_due && step < run_.settings.steps && run_.options.eval_every > 0 &&
+                       !validate_unless_stopped(step);
+    while (step < run_.settings.steps && !enough && !unvalidated) {
       const StepResult result = train_or_save(++step);
       if (run_.is_root()) {
         run_.report.add_step(result);
@@ -112,23 +115,17 @@ class Training {
         run_.lease->require_held();  // throws an error that names the new
                                      // holder
       const bool evaluates = due(run_.options.eval_every, step) && step < run_.settings.steps;
-      checkpoints_.after_step(result, evaluates && run_.options.keep_best);
-      if (result.stop_requested) break;
+      checkpoints_.after_step(result, evaluates && (run_.options.keep_best || result.stop_requested));
+      if (result.stop_requested) {
+        unvalidated = evaluates;
+        break;
+      }
       if (processor_seconds_.size() == steps_shared) share_processor_seconds();
       enough = time_is_up(clock.seconds(), step);
-      if (evaluates && !enough) {
-        const std::vector<training::Evaluation> held_out = run_.validate(step, progress_);
-        for (const training::Evaluation& evaluation : held_out) {
-          if (!run_.is_root()) break;
-          progress_.say(fmt::format("step {}: validation loss{} {:.4f}", step, of_set(evaluation),
-                                    evaluation.result.loss));
-        }
-        add_validation(held_out);
-        checkpoints_.evaluated(keyed(held_out));
-      }
+      if (evaluates && !enough) unvalidated = !validate_unless_stopped(step);
     }
     progress_.finish();
-    checkpoints_.save();
+    checkpoints_.save(unvalidated);
     if (last_.stop_requested) {
       stop(clock.seconds());
     } else {
@@ -136,6 +133,9 @@ class Training {
     }
     return last_.stop_requested;
   }
+
+  /// True if the last loss or gradient was not finite. Equal on all ranks.
+  bool ended_in_doubt() const { return run_.engine->in_doubt(); }
 
  private:
   static ProgressOptions progress_options(const Run& run) {
@@ -173,9 +173,12 @@ class Training {
   static std::string of_set(const training::Evaluation& evaluation) {
     return evaluation.set.empty() ? "" : " of " + evaluation.set;
   }
-  /// Renames the sets to their names in checkpoints.
+  /// The evaluations with the sets' names and digests in checkpoints.
   std::vector<training::Evaluation> keyed(std::vector<training::Evaluation> evaluations) const {
-    for (std::size_t i = 0; i < evaluations.size(); ++i) evaluations[i].set = run_.data.validation[i].key();
+    for (std::size_t i = 0; i < evaluations.size(); ++i) {
+      evaluations[i].set = run_.data.validation[i].key();
+      evaluations[i].data = run_.data.validation[i].digest();
+    }
     return evaluations;
   }
   bool scales_loss() const { return run_.settings.config.precision.compute == DataType::float16; }
@@ -196,6 +199,25 @@ class Training {
       }
       throw;
     }
+  }
+
+  /// Collective. Validates between steps; returns false if a signal ended that, which leaves no result.
+  bool validate_unless_stopped(std::int64_t step) {
+    checkpoints_.finish();  // so that a run killed during validation has it
+    const std::vector<training::Evaluation> held_out =
+        run_.validate(step, progress_, [this] { return stop_is_wanted(); });
+    if (held_out.empty()) {
+      last_.stop_requested = true;
+      return false;
+    }
+    for (const training::Evaluation& evaluation : held_out) {
+      if (!run_.is_root()) break;
+      progress_.say(
+          fmt::format("step {}: validation loss{} {:.4f}", step, of_set(evaluation), evaluation.result.loss));
+    }
+    add_validation(held_out);
+    checkpoints_.evaluated(keyed(held_out));
+    return true;
   }
 
   StepResult train_step(std::int64_t step) {
@@ -247,13 +269,24 @@ class Training {
     add_curves(scalars);
   }
 
+  void open_metrics() {
+    const Options& options = run_.options;
+    // Another run may have begun the file since this one started.
+    training::MetricsFile::require(options.metrics, !options.resume.empty(), "--metrics");
+    metrics_.emplace(options.metrics, begin_, "--metrics");
+    if (!metrics_->note().empty()) progress_.say("note: " + metrics_->note());
+  }
+
   void open_curves() {
     const Config& config = run_.settings.config;
     const std::int64_t samples = run_.engine->samples();
     if (config.tensorboard.enabled) {
       curves_.push_back(make_tensorboard_log(config.tensorboard.folder(), samples));
     }
-    if (config.csv_monitor.enabled) curves_.push_back(make_csv_log(config.csv_monitor.folder(), samples));
+    if (config.csv_monitor.enabled) {
+      curves_.push_back(make_csv_log(config.csv_monitor.folder(), samples,
+                                     [this](const std::string& line) { progress_.say("note: " + line); }));
+    }
   }
 
   /// The curves are over samples, as in DeepSpeed.
@@ -280,11 +313,16 @@ class Training {
   /// Collective, because ranks have different clocks but must end after the same step.
   bool time_is_up(double elapsed, std::int64_t step) {
     if (run_.options.max_seconds <= 0) return false;
-    std::int64_t up = elapsed >= run_.options.max_seconds && step >= run_.options.min_steps ? 1 : 0;
+    return on_any_rank(elapsed >= run_.options.max_seconds && step >= run_.options.min_steps, "time");
+  }
+  /// Collective, because a signal may reach one rank only.
+  bool stop_is_wanted() { return signals_ != nullptr && on_any_rank(signals_->poll() != 0, "stop"); }
+  bool on_any_rank(bool here, const char* what) {
+    std::int64_t any = here ? 1 : 0;
     run_.runtime->all()
-        .all_reduce(&up, 1, DataType::int64, ReduceOperation::maximum, {"program", "time", Traffic::control})
+        .all_reduce(&any, 1, DataType::int64, ReduceOperation::maximum, {"program", what, Traffic::control})
         .wait();
-    return up != 0;
+    return any != 0;
   }
 
   /// Collective. Ends a run before its last step because it was requested: first of all its state is saved.
@@ -364,9 +402,14 @@ class Training {
   }
 
   void write_report() {
-    if (!run_.options.report.empty()) {
+    const std::string& path = run_.options.report;
+    std::error_code none;
+    if (last_.step == begin_ && std::filesystem::is_regular_file(path, none) &&
+        std::filesystem::file_size(path, none) > 0) {
+      run_.output.out << fmt::format("report: {} stays as it is, because no step was trained\n", path);
+    } else if (!path.empty()) {
       run_.report.write();
-      run_.output.out << "report: " << run_.options.report << "\n";
+      run_.output.out << "report: " << path << "\n";
     }
     run_.output.out.flush();
   }
@@ -436,6 +479,12 @@ class Training {
       out << "sample of generated text:\n" << sample << "\n";
     }
     write_report();
+    if (ended_in_doubt()) {
+      run_.output.errors << fmt::format(
+          "tranche: the weights may be ruined, because the last loss or gradient was not finite (status {}): "
+          "lower the learning rate, or check the data\n",
+          static_cast<int>(ExitStatus::numerical));
+    }
   }
 
   std::string best_line() const {
@@ -489,13 +538,17 @@ int run_train(const Options& options, const Output& output) {
   std::optional<training::StopSignals> signals;
   if (!options.checkpoint_dir.empty()) signals.emplace();
   Run run(options, output);
-  bool stopped = false;
+  std::optional<int> ended_with;  // by a signal or in doubt
   const int status = run.execute([&] {
     {
       Training training(run, signals ? &*signals : nullptr);
-      stopped = training();
+      if (training()) {
+        ended_with = static_cast<int>(options.stopped_status.value_or(stopped_by_signal));
+      } else if (training.ended_in_doubt()) {
+        ended_with = static_cast<int>(ExitStatus::numerical);
+      }
     }
-    if (!stopped) return;
+    if (!ended_with) return;
     // A launcher kills the other ranks once one exits with a status above 0, so all must be done by then.
     run.lease.reset();
     std::int64_t done = 1;
@@ -504,8 +557,7 @@ int run_train(const Options& options, const Output& output) {
                     {"program", "stopped", Traffic::control})
         .wait();
   });
-  if (status != 0 || !stopped) return status;
-  return static_cast<int>(options.stopped_status.value_or(stopped_by_signal));
+  return status != 0 ? status : ended_with.value_or(0);
 }
 
 }  // namespace tranche::tools

@@ -2,6 +2,7 @@
 /// Curves of a run for viewers: TensorBoard's event files, and CSV.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -29,8 +30,10 @@ std::unique_ptr<ScalarLog> make_tensorboard_log(const std::string& folder, std::
 
 /// One file per tag in `folder`, which is created, with the names of DeepSpeed's csv_monitor: '/' and blanks
 /// become '_'. Its first row is "step" and the part of the tag after the last '/'. A run that continues from
-/// `last_step` in the same folder appends to the files, and rows beyond that step are removed. Throws
-/// IoError, and ConfigurationError when a new run finds CSV files in the folder.
-std::unique_ptr<ScalarLog> make_csv_log(const std::string& folder, std::int64_t last_step = 0);
+/// `last_step` in the same folder appends to the files, and rows beyond that step are removed; `say` receives
+/// a line for people about each file that had some. Throws IoError, and ConfigurationError when a new run
+/// finds CSV files in the folder, or when another log, which locks it (flock), writes there.
+std::unique_ptr<ScalarLog> make_csv_log(const std::string& folder, std::int64_t last_step = 0,
+                                        std::function<void(const std::string&)> say = {});
 
 }  // namespace tranche

@@ -29,6 +29,8 @@ struct CheckpointScheduleOptions {
 struct Evaluation {
   std::string set;  ///< its name
   EvaluationResult result;
+  /// A digest of the evaluated windows; 0: not known. Losses on other data are not compared.
+  std::uint64_t data = 0;
 };
 
 /// A checkpoint that became complete.
@@ -46,12 +48,15 @@ struct BestCheckpoint {
   std::int64_t step = 0;
   std::string set;
   double loss = 0;
+  std::int64_t tokens = 0;  ///< that the loss is over
+  std::uint64_t data = 0;   ///< as in Evaluation
 };
 
 /// The best of the complete checkpoints in a folder by their losses on `set` (the earliest step if equal),
-/// among those that CheckpointSchedule saved after evaluated(). Without a set, the set is the one for which
-/// the newest of them keeps the best. nullopt if no checkpoint has such a loss, or the folder does not exist.
-/// Not collective. Throws CheckpointError for a folder that cannot be read.
+/// among those that CheckpointSchedule saved after evaluated() on the same windows as the newest. Without a
+/// set, the set is the one for which the newest of them keeps the best. nullopt if no checkpoint has such a
+/// loss, or the folder does not exist. Not collective. Throws CheckpointError for a folder that cannot be
+/// read.
 std::optional<BestCheckpoint> best_checkpoint(const std::string& folder, std::string set = {});
 
 /// Saves every so many steps and when save() is called, one checkpoint at a time, in the background; older
@@ -73,15 +78,20 @@ class CheckpointSchedule {
   CheckpointSchedule(Engine& engine, CheckpointScheduleOptions options, Completed completed = {});
 
   /// Collective over all ranks, between steps. Records evaluations of the present step; its checkpoint then
-  /// has their losses in `user`, as "evaluations": {SET: {"loss", "tokens"}}. With `keep_best`, which must be
-  /// among them (else InvalidArgument), a loss lower than all earlier ones starts a save of the step, even if
-  /// it was already saved without its losses.
+  /// has their losses in `user`, as "evaluations": {SET: {"loss", "tokens", "data"}}. With `keep_best`, which
+  /// must be among them (else InvalidArgument), a loss lower than all earlier ones starts a save of the step,
+  /// even if it was already saved without its losses. A best checkpoint by other windows, which have other
+  /// `data` or another number of tokens, is not compared, and the options' `say` receives a line about it.
   void evaluated(std::vector<Evaluation> evaluations);
   /// Collective over all ranks, after each step, with its result. `evaluation_follows`: a due save is left to
   /// evaluated(), so that the checkpoint has the losses.
   void after_step(const StepResult& result, bool evaluation_follows = false);
   /// Collective over all ranks, between steps. Starts to save the present step, unless that was done already.
-  void save();
+  /// With `validation_due` the checkpoint says that an evaluation of the step is still to be made, and the
+  /// step is saved again if it was saved without that.
+  void save(bool validation_due = false);
+  /// True if `user` of a checkpoint says so.
+  static bool validation_due(const std::string& user);
   /// Collective over all ranks. Waits until a started save is complete.
   void finish();
 
@@ -94,20 +104,20 @@ class CheckpointSchedule {
   bool is_due() const { return owed_ || (options_.every > 0 && engine_.steps() % options_.every == 0); }
   /// Saves if a save is due, unless it must wait for an applied step.
   void save_if_sound();
-  void save_now();
+  void save_now(bool validation_due = false);
   void save_best();
   void complete(const std::string& path);
   void find_best();
-  std::string user() const;
-  /// The loss with which the present step is the best; nullopt: it was not evaluated.
-  std::optional<double> present_loss() const;
+  std::string user(bool validation_due) const;
+  /// The present step as the best one, without a path; nullopt: it has no finite loss.
+  std::optional<BestCheckpoint> present() const;
 
   Engine& engine_;
   CheckpointScheduleOptions options_;
   Completed completed_;
   std::int64_t last_step_;  ///< the step that was saved last, or the run's first
   CompletedCheckpoint pending_;
-  std::optional<double> pending_loss_;  ///< of the save in progress, or of a failed one
+  std::optional<BestCheckpoint> pending_best_;  ///< of the save in progress, or of a failed one
   double begun_ = 0;
   bool owed_ = false;            ///< a due save waits for an applied step
   bool saved_here_ = false;      ///< a save was started since this object was made

@@ -27,7 +27,8 @@ std::vector<Scalar> step_scalars(const StepResult& result, bool scales_loss = fa
 /// name.
 Scalar validation_scalar(const EvaluationResult& result, const std::string& set = {});
 
-/// A file of such lines, each written as soon as it is added. One process uses it, usually rank 0.
+/// A file of such lines, each written as soon as it is added. One process uses it, usually rank 0: the file
+/// is locked (flock) as long as the object lives.
 class MetricsFile {
  public:
   /// Throws ConfigurationError unless such a file can be written. If `goes_on` is false (the run resumes
@@ -36,14 +37,17 @@ class MetricsFile {
   static void require(const std::string& path, bool goes_on, std::string_view called = "metrics file");
 
   /// Continues after the lines of steps up to `step`: removes lines of later steps, which ran after the
-  /// checkpoint from which the run continues, and a line that a kill cut short. Throws ConfigurationError.
+  /// checkpoint from which the run continues, and a line that a kill cut short. Throws ConfigurationError,
+  /// also if another process writes the file.
   MetricsFile(std::string path, std::int64_t step, std::string called = "metrics file");
   /// Adds a line with a "step". Returns a message the first time that it cannot be written, because training
   /// continues without. Empty otherwise.
   std::string add(const std::string& line);
+  /// A message for people about the lines of later steps that were removed; empty: there were none.
+  const std::string& note() const noexcept { return note_; }
 
  private:
-  std::string path_, called_;
+  std::string path_, called_, note_;
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
 };
 
