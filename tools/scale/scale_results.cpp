@@ -124,8 +124,10 @@ RunFigures figures_of(const std::string& report, std::int64_t warmup) {
     run.elements += count["elements"].integer();
     run.bytes += count["bytes"].integer();
   }
-  run.formula_elements = traffic["formula_elements"].integer();
-  run.formula_bytes = traffic["formula_bytes"].integer();
+  if (!traffic["formula_elements"].json().is_null()) {  // null: chains
+    run.formula_elements = traffic["formula_elements"].integer();
+    run.formula_bytes = traffic["formula_bytes"].integer();
+  }
   const JsonNode memory = document["memory"];
   for (const Tier tier : all_tiers) {
     const JsonNode held = memory[name_of(tier)];
@@ -241,9 +243,9 @@ StudyResults results_of(const StudyFacts& facts, const std::vector<RunFigures>& 
     };
     for (const RunFigures& run : point.runs) {
       digests.insert(run.weights_digest);
-      if (run.bytes != run.formula_bytes || run.elements != run.formula_elements) {
+      if (run.formula_bytes && (run.bytes != run.formula_bytes || run.elements != run.formula_elements)) {
         differs(fmt::format("{} elements and {} bytes were sent, by the formula {} and {}", run.elements,
-                            run.bytes, run.formula_elements, run.formula_bytes));
+                            run.bytes, *run.formula_elements, *run.formula_bytes));
       }
       if (point.plan.placed && run.ranks_on_node != point.plan.ranks_per_node) {
         differs(fmt::format("{} rank{} on the node of rank 0, {} were planned: say --ranks-per-node",

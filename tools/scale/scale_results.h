@@ -51,9 +51,9 @@ struct RunFigures {
   StepParts step;
   double tokens_per_step = 0;
   double cpu_seconds_per_token = 0;
-  std::int64_t elements = 0, formula_elements = 0;  ///< sent by rank 0 in a step
-  std::int64_t bytes = 0, formula_bytes = 0;
-  std::array<std::int64_t, tier_count> peak{};  ///< highest over all ranks, by tier
+  std::int64_t elements = 0, bytes = 0;                         ///< sent by rank 0 in a step
+  std::optional<std::int64_t> formula_elements, formula_bytes;  ///< not set for chains, which have none
+  std::array<std::int64_t, tier_count> peak{};                  ///< highest over all ranks, by tier
   std::int64_t state = 0;  ///< parameters, gradients and optimizer on the device, throughout
   double peak_flops = 0, flops_per_token = 0;
   int ranks_on_node = 1, threads = 1, cores = 1, node_cores = 1;
