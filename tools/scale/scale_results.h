@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -98,10 +99,15 @@ struct StudyFacts {
   NodeDescription node;
   std::vector<int> ranks, stages;
   std::vector<std::string> meshes{""}, schedules{""};  ///< as in ScaleOptions
+  /// The ranks and meshes that have no pipeline, if the study compares schedules: one run with an empty
+  /// schedule stands for all of them there.
+  std::set<std::pair<int, std::string>> without_pipeline;
   std::map<PointKey, PointPlan> plans;
   /// The curves of the plots, including points between the runs.
   std::map<CurveKey, std::vector<PointPlan>> curves;
   std::vector<std::string> notes;  ///< changes to the given settings
+  /// The schedules to run on so many ranks of a mesh.
+  std::vector<std::string> schedules_at(int of_ranks, const std::string& mesh) const;
   /// The combinations compared at a stage, in order: "pipeline=2, zb-h1"; a single text if there is only one.
   std::vector<std::string> variants() const;
   /// The text in variants() for a point's mesh and schedule.

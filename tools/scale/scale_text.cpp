@@ -95,7 +95,7 @@ std::vector<Tier> tiers_of(const StudyResults& results) {
 /// Adds the cells after the stage's, if the study compares meshes or schedules.
 void add_variant(std::vector<std::string>& cells, const StudyFacts& facts, const std::string& mesh,
                  const std::string& schedule) {
-  if (!facts.schedules.front().empty()) cells.insert(cells.begin() + 2, schedule);
+  if (!facts.schedules.front().empty()) cells.insert(cells.begin() + 2, schedule.empty() ? "-" : schedule);
   if (!facts.meshes.front().empty()) cells.insert(cells.begin() + 2, mesh);
 }
 
