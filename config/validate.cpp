@@ -230,7 +230,12 @@ void check_update(const Config& config, Problems& problems) {
 }
 
 /// Refuses settings that are impossible for replicas with different gradients and optimizer state.
-void check_replicas(const Config& config, Problems& problems) {
+void check_replicas(Config& config, int data_ranks, Problems& problems) {
+  if (config.replica_sum == ReplicaSum::step &&
+      config.effective_reduction(data_ranks) == ReductionPolicy::boundary) {
+    config.notes.emplace_back(
+        "tranche.replica_sum has no effect: gradients are reduced once a step (tranche.reduction boundary)");
+  }
   if (config.replica_sum == ReplicaSum::step && config.precision.accumulation != DataType::float32) {
     problems.add(fmt::format(
         "tranche.replica_sum: step accumulates in fp32, but data_types.grad_accum_dtype is {}; write fp32 "
@@ -361,14 +366,19 @@ void check_mesh(Config& config, int ranks, Problems& problems) {
           "{}: {} with tranche.mesh (--mesh) \"{}\", where {} ranks share a copy; give one of the two",
           config.shard_size_key, config.shard_size, config.mesh, shards));
     }
-    if (mesh.size(MeshAxis::replicate) == 1) return;
+    if (mesh.size(MeshAxis::replicate) == 1) {
+      if (config.replicate == Replicate::parameters && config.shard_size == 0) {
+        config.notes.emplace_back("tranche.replicate has no effect: the mesh has no axis replicate");
+      }
+      return;
+    }
     if (config.world_size_invariant) {
       problems.add(
           fmt::format("tranche.world_size_invariant: tranche.mesh \"{}\" has {} copies of the model, whose "
                       "ranks add up each on their own first; leave the mesh out",
                       config.mesh, mesh.size(MeshAxis::replicate)));
     }
-    check_replicas(config, problems);
+    check_replicas(config, mesh.data_ranks(), problems);
     const int in_a_copy = mesh.state_ranks();
     if (config.reduction_group == 0 || config.reduction_group == in_a_copy) return;
     problems.add(
