@@ -187,6 +187,9 @@ TEST(Config, ABatchThatDoesNotFitShowsTheArithmetic) {
   EXPECT_THAT(problems(R"({"train_batch_size": 10})", 3),
               HasSubstr("10 is not a multiple of gradient_accumulation_steps 1 * 3 ranks = 3, so no "
                         "train_micro_batch_size_per_gpu fits"));
+  EXPECT_THAT(problems(R"({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 3})", 4,
+                       {"tranche.mesh=\"pipeline=2, tensor=2\""}),
+              HasSubstr("train_micro_batch_size_per_gpu 3 * 1 data rank = 3"));
   EXPECT_THAT(problems(R"({"train_batch_size": 0})"), HasSubstr("train_batch_size: 0 is not at least 1"));
   EXPECT_THAT(problems(R"({"gradient_accumulation_steps": -2})"),
               HasSubstr("gradient_accumulation_steps: -2 is not between 1 and 1000000000"));
