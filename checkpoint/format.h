@@ -66,6 +66,7 @@ struct RunState {
   bool in_doubt = false;     ///< the last loss or gradient computed from these weights was not finite
   std::string random = "{}";
   std::string loss_scaler = "{}";
+  std::string gradient_noise = "{}";  ///< the averages of the noise over steps; not written when empty
   std::string schedule = "{}";
   std::string optimizer = "{}";
   std::string config = "{}";  ///< the effective configuration

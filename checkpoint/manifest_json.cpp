@@ -145,6 +145,7 @@ Json to_json(const RunState& run) {
                {"user", object_text(run.user, "user")}};
   if (run.skipped > 0) json["skipped"] = run.skipped;
   if (run.in_doubt) json["in_doubt"] = true;
+  if (run.gradient_noise != "{}") json["gradient_noise"] = object_text(run.gradient_noise, "gradient_noise");
   return json;
 }
 
@@ -343,6 +344,7 @@ RunState run_from(const JsonNode& node) {
   run.tokens = node["tokens"].integer(0, most_counted);
   run.skipped = node["skipped"].integer_or(0, 0, most_counted);
   run.in_doubt = node["in_doubt"] ? node["in_doubt"].boolean() : false;
+  if (node["gradient_noise"]) run.gradient_noise = node["gradient_noise"].object();
   run.random = node["random"].object();
   run.loss_scaler = node["loss_scaler"].object();
   run.schedule = node["schedule"].object();

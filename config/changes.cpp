@@ -120,6 +120,11 @@ bool of_one_mesh(std::string_view saved, std::string_view present) {
   return *was == *is || (replicas(*was) == 1 && replicas(*is) == 1 && parts(*was) == parts(*is));
 }
 
+bool has_pipeline(std::string_view config_json) {
+  const auto mesh = saved_mesh(config_json);
+  return mesh && mesh->size(MeshAxis::pipeline) > 1;
+}
+
 /// The policy that `auto` selects at this stage.
 std::string reduction_policy(const Flat& flat) {
   const json* policy = find(flat, "tranche.reduction");
@@ -156,6 +161,8 @@ std::vector<std::string> configuration_changes(std::string_view saved, std::stri
     // Versions without this key behaved so.
     if (change.key == "tranche.replica_sum" && change.is == "'micro_batch'" && change.was == "not set")
       continue;
+    // A pipeline sets it, also for models without tied tensors.
+    if (change.key == "tranche.tie_sum" && change.is == "'by_use'" && has_pipeline(present)) continue;
     if (change.key == "tranche.mesh" && of_one_mesh(saved, present)) continue;
     if (change.key == "tranche.total_steps" && !follows_the_end(now) && !follows_the_end(before)) continue;
     lines.push_back(change.line());

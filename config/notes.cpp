@@ -144,6 +144,10 @@ void note_schedule(const Values& values, Config& config) {
 }
 
 void note_axes(const Values& values, Config& config) {
+  if (config.tie_sum == TieSum::by_use && values.text("tranche.tie_sum") == "together") {
+    config.notes.emplace_back(
+        "tranche.tie_sum: together is taken as by_use: the stages of a pipeline add each use's gradients");
+  }
   const auto lacks = [&](const char* path, MeshAxis axis) {
     return values.is_automatic(path) && config.mesh.find(name_of(axis)) == std::string::npos;
   };

@@ -55,7 +55,12 @@ void share_out_batch(Config& config, std::int64_t ranks, Problems& problems) {
   config.accumulation_steps = rounds;
 }
 
-void complete_batch(Config& config, std::int64_t ranks, Problems& problems) {
+/// "4 ranks", or "1 data rank" where `all` ranks share data.
+std::string ranks_text(std::int64_t ranks, int all) {
+  return fmt::format("{} {}rank{}", ranks, ranks == all ? "" : "data ", ranks == 1 ? "" : "s");
+}
+
+void complete_batch(Config& config, std::int64_t ranks, int all, Problems& problems) {
   std::int64_t& train = config.train_batch_size;
   std::int64_t& micro = config.micro_batch_size;
   std::int64_t& steps = config.accumulation_steps;
@@ -74,9 +79,9 @@ void complete_batch(Config& config, std::int64_t ranks, Problems& problems) {
     // The product of two factors of at most 1e9 fits; the division shows whether the third one does too.
     if (micro * steps > largest_batch * 1000 / ranks) {
       problems.add(
-          fmt::format("train_micro_batch_size_per_gpu {} * gradient_accumulation_steps {} * {} ranks is "
+          fmt::format("train_micro_batch_size_per_gpu {} * gradient_accumulation_steps {} * {} is "
                       "beyond any batch",
-                      micro, steps, ranks));
+                      micro, steps, ranks_text(ranks, all)));
       return;
     }
     train = micro * steps * ranks;
@@ -89,9 +94,9 @@ void complete_batch(Config& config, std::int64_t ranks, Problems& problems) {
     if (product != static_cast<double>(train)) {
       problems.add(
           fmt::format("train_batch_size {} is not train_micro_batch_size_per_gpu {} * "
-                      "gradient_accumulation_steps {} * {} ranks "
+                      "gradient_accumulation_steps {} * {} "
                       "= {}; change one, or leave one out and it is derived",
-                      train, micro, steps, ranks, product));
+                      train, micro, steps, ranks_text(ranks, all), product));
     }
     return;
   }
@@ -100,8 +105,8 @@ void complete_batch(Config& config, std::int64_t ranks, Problems& problems) {
   const char* known_name = micro == 0 ? "gradient_accumulation_steps" : "train_micro_batch_size_per_gpu";
   const char* wanted_name = micro == 0 ? "train_micro_batch_size_per_gpu" : "gradient_accumulation_steps";
   if (train % (known * ranks) != 0) {
-    problems.add(fmt::format("train_batch_size {} is not a multiple of {} {} * {} ranks = {}, so no {} fits",
-                             train, known_name, known, ranks, known * ranks, wanted_name));
+    problems.add(fmt::format("train_batch_size {} is not a multiple of {} {} * {} = {}, so no {} fits", train,
+                             known_name, known, ranks_text(ranks, all), known * ranks, wanted_name));
     return;
   }
   wanted = train / (known * ranks);
@@ -230,7 +235,12 @@ void check_update(const Config& config, Problems& problems) {
 }
 
 /// Refuses settings that are impossible for replicas with different gradients and optimizer state.
-void check_replicas(const Config& config, Problems& problems) {
+void check_replicas(Config& config, int data_ranks, Problems& problems) {
+  if (config.replica_sum == ReplicaSum::step &&
+      config.effective_reduction(data_ranks) == ReductionPolicy::boundary) {
+    config.notes.emplace_back(
+        "tranche.replica_sum has no effect: gradients are reduced once a step (tranche.reduction boundary)");
+  }
   if (config.replica_sum == ReplicaSum::step && config.precision.accumulation != DataType::float32) {
     problems.add(fmt::format(
         "tranche.replica_sum: step accumulates in fp32, but data_types.grad_accum_dtype is {}; write fp32 "
@@ -361,14 +371,19 @@ void check_mesh(Config& config, int ranks, Problems& problems) {
           "{}: {} with tranche.mesh (--mesh) \"{}\", where {} ranks share a copy; give one of the two",
           config.shard_size_key, config.shard_size, config.mesh, shards));
     }
-    if (mesh.size(MeshAxis::replicate) == 1) return;
+    if (mesh.size(MeshAxis::replicate) == 1) {
+      if (config.replicate == Replicate::parameters && config.shard_size == 0) {
+        config.notes.emplace_back("tranche.replicate has no effect: the mesh has no axis replicate");
+      }
+      return;
+    }
     if (config.world_size_invariant) {
       problems.add(
           fmt::format("tranche.world_size_invariant: tranche.mesh \"{}\" has {} copies of the model, whose "
                       "ranks add up each on their own first; leave the mesh out",
                       config.mesh, mesh.size(MeshAxis::replicate)));
     }
-    check_replicas(config, problems);
+    check_replicas(config, mesh.data_ranks(), problems);
     const int in_a_copy = mesh.state_ranks();
     if (config.reduction_group == 0 || config.reduction_group == in_a_copy) return;
     problems.add(
@@ -445,7 +460,7 @@ void check_fields(Config& config, int ranks, Problems& problems) {
     problems.add(fmt::format("{} ranks; there must be at least one", ranks));
   } else {
     data_ranks = data_ranks_of(config, ranks);
-    complete_batch(config, data_ranks, problems);
+    complete_batch(config, data_ranks, ranks, problems);
     check_mesh(config, ranks, problems);
   }
   for (const ConfigKey& key : configuration_keys()) check_field(key, config, problems);

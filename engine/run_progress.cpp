@@ -2,8 +2,10 @@
 
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <string>
 
+#include "core/json.h"
 #include "tranche/core/error.h"
 
 namespace tranche::detail {
@@ -86,10 +88,22 @@ void RunProgress::describe(checkpoint::RunState& run) const {
   run.in_doubt = in_doubt_;
   run.samples = samples_;
   run.tokens = tokens_;
+  if (config_.gradient_noise_scale) {
+    run.gradient_noise =
+        nlohmann::ordered_json{{"variance", noise_.variance}, {"squares", noise_.squares}}.dump();
+  }
 }
 
-void RunProgress::go_on_from(const checkpoint::RunState& run) {
-  noise_ = {};  // these averages belong to the previous run
+void RunProgress::go_on_from(const checkpoint::RunState& run, std::vector<std::string>& notes) {
+  noise_ = {};
+  const auto saved = parse_json(run.gradient_noise);
+  const auto has_number = [&](const char* key) { return saved.contains(key) && saved[key].is_number(); };
+  if (has_number("variance") && has_number("squares")) {
+    noise_.variance = saved["variance"];
+    noise_.squares = saved["squares"];
+  } else if (config_.gradient_noise_scale) {
+    notes.emplace_back("saved without averages of the gradient noise: they begin anew");
+  }
   steps_ = run.step;
   applied_ = run.applied;
   skipped_at_end_ = run.skipped;

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <exception>
+#include <string>
+#include <vector>
 
 #include "checkpoint/format.h"
 #include "engine/checkpoint_session.h"
@@ -37,12 +39,13 @@ class RunProgress {
   void weights_written();
   /// Called after all weights were loaded.
   void weights_loaded();
-  /// The noise of a step's gradient, averaged over the steps of this run. `unscale` is the factor from the
+  /// The noise of a step's gradient, averaged over steps, also over those before a load(). `unscale` is the factor from the
   /// main gradient to the gradient of the summed loss.
   GradientNoise noise_of(const StepBoundary::Agreement& found, double unscale);
 
   void describe(checkpoint::RunState& run) const;
-  void go_on_from(const checkpoint::RunState& run);
+  /// Continues that run; `notes` get a line if it did not save the averages of the gradient noise.
+  void go_on_from(const checkpoint::RunState& run, std::vector<std::string>& notes);
 
  private:
   const Config& config_;
@@ -52,7 +55,7 @@ class RunProgress {
   std::int64_t skipped_at_end_ = 0;
   bool in_doubt_ = false, proven_ = false;
   bool weights_written_ = false;  ///< since the last applied step
-  GradientNoise noise_;           ///< weighted sums over the steps of this run
+  GradientNoise noise_;           ///< weighted sums over the steps
 };
 
 }  // namespace tranche::detail

@@ -53,7 +53,7 @@ void RunRecord::describe(checkpoint::Manifest& manifest) const {
 }
 
 void RunRecord::go_on_from(const checkpoint::Manifest& manifest, LoadResult& result) {
-  progress_.go_on_from(manifest.run);
+  progress_.go_on_from(manifest.run, result.notes);
   note_changes(manifest.run, result.changes);
   rule_.take_saved(manifest.run.schedule, result.notes);
   take_loss_scale(manifest.run, result.notes);

@@ -232,7 +232,11 @@ void StartTable::add_traffic() {
   if (runtime_.replicas() != nullptr) text += " + " + along(MeshAxis::replicate) + " sums over replicas";
   if (runtime_.pipeline() != nullptr) text += " + " + along(MeshAxis::pipeline) + " to other stages";
   if (runtime_.context() != nullptr) text += " + " + along(MeshAxis::context) + " over the axis context";
-  if (runtime_.tensor() != nullptr) text += " + " + along(MeshAxis::tensor) + " over the axis tensor";
+  if (runtime_.tensor() != nullptr) {
+    text += traffic_.knows(MeshAxis::tensor)
+                ? " + " + along(MeshAxis::tensor) + " over the axis tensor"
+                : " + sums over the axis tensor as chains, which have no formula (tranche plan counts them)";
+  }
   row("traffic per step, rank", text);
   add_messages_between_nodes();
 }

@@ -193,8 +193,11 @@ std::string TrafficFormulas::report(const StepTraffic& traffic, const DataGroups
   ordered_json result = by_operation(traffic.data());
   result["control"] = by_operation(traffic.control());
   const TrafficCount formula_of_all = all();
-  result["formula_elements"] = formula_of_all.elements;
-  result["formula_bytes"] = formula_of_all.bytes;
+  const auto known = [](bool knows, std::int64_t count) {
+    return knows ? ordered_json(count) : ordered_json();
+  };
+  result["formula_elements"] = known(knows(MeshAxis::tensor), formula_of_all.elements);
+  result["formula_bytes"] = known(knows(MeshAxis::tensor), formula_of_all.bytes);
   // Data is sent only within groups of the axes; only control messages are sent to all ranks.
   std::map<MeshAxis, TrafficCount> axes{{MeshAxis::shard, {}}};
   const std::vector<TrafficCount>& sent = traffic.data_of_groups();
@@ -209,8 +212,8 @@ std::string TrafficFormulas::report(const StepTraffic& traffic, const DataGroups
     by_axis.push_back({{"axis", name_of(axis)},
                        {"elements", count.elements},
                        {"bytes", count.bytes},
-                       {"formula_elements", formula.elements},
-                       {"formula_bytes", formula.bytes}});
+                       {"formula_elements", known(knows(axis), formula.elements)},
+                       {"formula_bytes", known(knows(axis), formula.bytes)}});
   }
   result["by_axis"] = std::move(by_axis);
   return result.dump();

@@ -35,7 +35,12 @@ class TrafficFormulas {
     gathered_ = elements;
     quantized_ = quantized;
   }
-  /// Elements and bytes that this rank sends to its group of the axis in a step.
+  /// False for the axis `tensor` with sums as chains (Config::tensor_sums), for which there is no formula.
+  bool knows(MeshAxis axis) const {
+    return axis != MeshAxis::tensor || runtime_.tensor() == nullptr ||
+           config_.tensor_sums != TensorSums::chain;
+  }
+  /// Elements and bytes that this rank sends to its group of the axis in a step; without chains' messages.
   TrafficCount along(MeshAxis axis) const;
   /// The sum over the axes.
   TrafficCount all() const;

@@ -73,6 +73,9 @@ std::vector<int> listed_cuts(std::span<const int> begins, int uses, int stages, 
   }
   std::vector<int> cuts{0};
   for (const int begin : begins) {
+    if (begin < cuts.back()) {
+      refuse(std::to_string(begin) + " comes after " + std::to_string(cuts.back()) + ": cuts have to ascend");
+    }
     if (begin <= cuts.back() || begin >= uses) {
       refuse(std::to_string(begin) + " leaves a " + std::string(part) +
              " without a unit; it has to be above " + std::to_string(cuts.back()) + " and below " +

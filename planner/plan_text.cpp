@@ -287,8 +287,10 @@ std::string traffic_rows(const PlanRequest& request, const PlanResult& result) {
       line(fmt::format("  by {}", name_of(axis)), {0, sent.elements, sent.bytes});
     }
   }
-  text += fmt::format("  {:<20}{:>10}{:>22}{}\n", "by the formula", "", grouped(result.formula_elements),
-                      result.formula_elements == data.elements ? "" : "  (differs)");
+  const std::optional<std::int64_t> formula = result.formula_elements;
+  text += fmt::format("  {:<20}{:>10}{:>22}{}\n", "by the formula", "",
+                      formula ? grouped(*formula) : "none for chains",
+                      !formula || formula == data.elements ? "" : "  (differs)");
   line("control", sum_of(result.control));
   if (request.ranks > 1 && request.ranks_per_node > 0) {
     text += row("data to other nodes",

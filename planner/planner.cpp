@@ -44,6 +44,12 @@ std::vector<std::string> notes_of(const std::string& summary) {
   return notes;
 }
 
+/// A number by the formula of traffic, which is null for chains over the axis `tensor`.
+std::optional<std::int64_t> formula_in(const nlohmann::json& traffic, const char* key) {
+  const nlohmann::json& found = traffic[key];
+  return found.is_null() ? std::nullopt : std::optional(found.get<std::int64_t>());
+}
+
 /// Fills in the mesh, the traffic on each of its axes, and the part of it that leaves the node.
 void take_axes(PlanResult& result, const PlanRequest& request, const Config& config,
                const nlohmann::json& by_axis) {
@@ -59,8 +65,8 @@ void take_axes(PlanResult& result, const PlanRequest& request, const Config& con
     AxisTraffic& sent = result.axes[axis];
     sent.elements = number("elements");
     sent.bytes = number("bytes");
-    sent.formula_elements = number("formula_elements");
-    sent.formula_bytes = number("formula_bytes");
+    sent.formula_elements = formula_in(*counts, "formula_elements");
+    sent.formula_bytes = formula_in(*counts, "formula_bytes");
     // State is sharded over the axis context as well.
     const MeshAxis beside = axis == MeshAxis::shard ? MeshAxis::context : axis;
     const std::vector<int> group = result.mesh.group({axis, beside}, request.rank);
@@ -204,7 +210,7 @@ PlanResult plan_run(const PlanRequest& request) {
   const auto traffic = nlohmann::json::parse(result.traffic);
   result.data = counts_of(traffic);
   result.control = counts_of(traffic["control"]);
-  result.formula_elements = traffic["formula_elements"].get<std::int64_t>();
+  result.formula_elements = formula_in(traffic, "formula_elements");
   take_axes(result, request, config, traffic["by_axis"]);
   if (const auto crossing = engine.bytes_to_other_nodes(); crossing && request.device != DeviceKind::cuda) {
     result.crossing_bytes = crossing->rank;

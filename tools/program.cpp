@@ -18,6 +18,23 @@
 
 namespace tranche::tools {
 
+namespace {
+
+int plan_alone(const Options& options, const Output& output) {
+  Launch launch(output.errors, options.flags);
+  int status = 0;
+  const int failed = launch.agree([&] {
+    if (launch.size() > 1) {
+      throw ConfigurationError(
+          "tranche plan runs on one process: start it without mpirun (--ranks says how many ranks to plan)");
+    }
+    status = run_plan(options, output);
+  });
+  return failed != 0 ? failed : status;
+}
+
+}  // namespace
+
 int run_program(const std::vector<std::string>& arguments, const Output& output,
                 const models::ModelRegistry& models) {
   Options options;
@@ -41,7 +58,6 @@ int run_program(const std::vector<std::string>& arguments, const Output& output,
           info_text(options.json,
                     options.mesh ? std::optional(Mesh::parse(*options.mesh, options.ranks)) : std::nullopt);
     }
-    if (options.command == Command::plan) return run_plan(options, output);
     if (options.command == Command::scale) return run_scale(options, output);
   } catch (...) {
     // All ranks read the same arguments, so under mpirun only one prints the error.
@@ -55,6 +71,7 @@ int run_program(const std::vector<std::string>& arguments, const Output& output,
       if (launch.rank() == 0) output.out << options.text << std::flush;
     });
   }
+  if (options.command == Command::plan) return plan_alone(options, output);
   if (options.command == Command::config) return run_config(options, output);
   if (options.command == Command::schedule) return run_schedule(options, output);
   if (options.command == Command::checkpoint) return run_checkpoint(options, output);

@@ -142,6 +142,7 @@ Manifest sample_manifest(int world) {
   manifest.reduction_group = 4;
   manifest.layout = sample_layout(world);
   manifest.run = sample_run(12);
+  manifest.run.gradient_noise = R"({"variance":0.1,"squares":-0.001})";
   for (int rank = 0; rank < world; ++rank) {
     const ShardPlan plan(manifest.layout, rank, 12);
     manifest.shards.push_back(

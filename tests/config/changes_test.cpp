@@ -11,9 +11,11 @@ namespace {
 
 using detail::configuration_changes;
 using testing::AllOf;
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 using testing::UnorderedElementsAre;
 
 std::vector<std::string> changes(const std::string& saved, const std::vector<std::string>& overrides,
@@ -68,6 +70,13 @@ TEST(ConfigurationChanges, ReplicasAddedUpAsVersionsWithoutTheKeyDidAreNoChange)
   EXPECT_THAT(configuration_changes(before, parse_config(hybrid, 2, {"tranche.replica_sum=step"}).to_json()),
               ElementsAre("tranche.replica_sum is 'step', was not set"));
   EXPECT_THAT(changes(hybrid, {"tranche.replicate=parameters"}), IsEmpty());
+}
+
+TEST(ConfigurationChanges, APipelinesSumsByUseAreNoChangeOfTheirOwn) {
+  const std::string one = R"({"gradient_accumulation_steps": 2})";
+  EXPECT_THAT(changes(one, {"tranche.mesh=pipeline=2"}), Not(Contains(HasSubstr("tie_sum"))));
+  EXPECT_THAT(changes(one, {"tranche.tie_sum=by_use"}),
+              ElementsAre("tranche.tie_sum is 'by_use', was not set"));
 }
 
 TEST(ConfigurationChanges, KeysThatChangeNoBitsAreQuiet) {

@@ -187,6 +187,9 @@ TEST(Config, ABatchThatDoesNotFitShowsTheArithmetic) {
   EXPECT_THAT(problems(R"({"train_batch_size": 10})", 3),
               HasSubstr("10 is not a multiple of gradient_accumulation_steps 1 * 3 ranks = 3, so no "
                         "train_micro_batch_size_per_gpu fits"));
+  EXPECT_THAT(problems(R"({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 3})", 4,
+                       {"tranche.mesh=\"pipeline=2, tensor=2\""}),
+              HasSubstr("train_micro_batch_size_per_gpu 3 * 1 data rank = 3"));
   EXPECT_THAT(problems(R"({"train_batch_size": 0})"), HasSubstr("train_batch_size: 0 is not at least 1"));
   EXPECT_THAT(problems(R"({"gradient_accumulation_steps": -2})"),
               HasSubstr("gradient_accumulation_steps: -2 is not between 1 and 1000000000"));
@@ -810,6 +813,11 @@ TEST(Config, APipelineByDeepSpeedsBlock) {
   const std::string two = block(R"("stages": 2)");
   EXPECT_EQ(parse_config(two, 8).mesh, "pipeline=2, shard=*");
   EXPECT_EQ(parse_config(two, 8).tie_sum, TieSum::by_use);
+  const std::string taken =
+      "tranche.tie_sum: together is taken as by_use: the stages of a pipeline add each use's gradients";
+  EXPECT_THAT(parse_config(two, 8).notes, Not(Contains(taken)));
+  EXPECT_THAT(parse_config(two, 8, {"tranche.tie_sum=together"}).notes, Contains(taken));
+  EXPECT_THAT(parse_config("{}", 8, {"tranche.tie_sum=together"}).notes, Not(Contains(taken)));
   EXPECT_EQ(parse_config(two, 8, {"zero_optimization.mics_shard_size=2"}).mesh,
             "pipeline=2, replicate=*, shard=2");
   EXPECT_EQ(parse_config(block(R"("stages": 1)"), 8).mesh, "");
@@ -902,6 +910,17 @@ TEST(Config, CopiesOfTheStateByDeepSpeedsKeys) {
   EXPECT_EQ(mics.mesh, "replicate=*, shard=4");
   EXPECT_EQ(mics.replicate, Replicate::all);
   EXPECT_EQ(mics.replica_sum, ReplicaSum::step);
+  const std::string once =
+      "tranche.replica_sum has no effect: gradients are reduced once a step (tranche.reduction boundary)";
+  EXPECT_THAT(mics.notes, Not(Contains(once)));
+  const std::string copies = R"({"tranche": {"mesh": "replicate=2, shard=*", "replica_sum": "step"}})";
+  EXPECT_THAT(parse_config(copies, 8).notes, Contains(once)) << "stage 0";
+  const std::vector<std::string> stage_2{"zero_optimization.stage=2"};
+  EXPECT_THAT(parse_config(copies, 8, stage_2).notes, Not(Contains(once)));
+  EXPECT_THAT(parse_config(copies, 8, {stage_2[0], "tranche.reduction=boundary"}).notes, Contains(once));
+  const std::string idle = "tranche.replicate has no effect: the mesh has no axis replicate";
+  EXPECT_THAT(parse_config("{}", 8, {stage_2[0], "tranche.replicate=parameters"}).notes, Contains(idle));
+  EXPECT_THAT(hpz.notes, Not(Contains(idle)));
   // A mesh with the same replicas may be given as well; another mesh may not.
   const std::string four = zero(R"("mics_shard_size": 4)"), two = zero(R"("zero_hpz_partition_size": 2)");
   EXPECT_EQ(parse_config(four, 8, {"tranche.mesh=\"shard=4, replicate=*\""}).mesh, "shard=4, replicate=*");

@@ -89,7 +89,9 @@ TEST(RunProgress, ARunGoesOnFromWhatItDescribed) {
   checkpoint::RunState saved;
   before.of.describe(saved);
   saved.step = before.of.steps();
-  after.of.go_on_from(saved);
+  std::vector<std::string> notes;
+  after.of.go_on_from(saved, notes);
+  EXPECT_THAT(notes, ElementsAre());
   EXPECT_EQ(after.of.steps(), 2);
   EXPECT_EQ(after.of.applied(), 1);
   EXPECT_EQ(after.of.samples(), 8);

@@ -260,6 +260,8 @@ TEST(Stages, NameChunksWhereAListCutsThem) {
   EXPECT_EQ(text(), "tranche.pipeline_cuts [1, 2]: it has 2 numbers; 4 chunks have 3 cuts");
   config.pipeline_begins = {1, 2, 2};
   EXPECT_THAT(text(), HasSubstr("[1, 2, 2]: 2 leaves a chunk without a unit"));
+  config.pipeline_begins = {1, 3, 2};
+  EXPECT_EQ(text(), "tranche.pipeline_cuts [1, 3, 2]: 2 comes after 3: cuts have to ascend");
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 #include <string>
 #include <string_view>
@@ -17,6 +18,7 @@
 #include "tests/tools/program_fixture.h"
 #include "tranche/models/gpt.h"
 #include "tranche/models/llama.h"
+#include "tranche/planner/plan_text.h"
 #include "tranche/planner/planner.h"
 
 namespace tranche::planner {
@@ -338,6 +340,12 @@ TEST(PlanMesh, ChainsAreRefusedOnGpusAndNotedElsewhere) {
       plan_run(request).notes,
       testing::Contains(HasSubstr("tranche.tensor_sums chain is refused at the start where the machine's "
                                   "products do not add up in ascending order")));
+  const PlanResult chained = plan_run(request);
+  EXPECT_EQ(chained.formula_elements, std::nullopt);
+  EXPECT_EQ(chained.axes.at(MeshAxis::tensor).formula_bytes, std::nullopt);
+  EXPECT_THAT(plan_text(request, chained, 0),
+              AllOf(HasSubstr("by the formula"), HasSubstr("none for chains\n"), Not(HasSubstr("differs"))));
+  EXPECT_TRUE(nlohmann::json::parse(chained.traffic)["formula_elements"].is_null());
   request.device = DeviceKind::cuda;
   std::string text = "accepted";
   try {

@@ -725,6 +725,8 @@ def suite_plan():
         plan = json.loads(result[1])
         for key in ("memory", "traffic", "model"):
             check(plan[key] == report[key], f"{key} as measured: {report[key]}", arguments, 0, result)
+    expect(["plan", "--model", "gpt-nano", "--ranks", "2"], 2, 2, ["tranche plan runs on one process: start it without mpirun"],
+           once="tranche: ")
     # A search finds a configuration and writes it, and a run fits into it.
     arguments = ["plan"] + model + ["--ranks", "2", "--set", "train_batch_size=16", "--fit", "10MiB", "--write", path("fit.json")]
     expect(arguments, 0, 0)

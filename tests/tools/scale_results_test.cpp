@@ -402,6 +402,53 @@ TEST(ScaleResults, CompareSchedules) {
                                        HasSubstr(">exposed messages<")));
 }
 
+TEST(ScaleResults, AMeshWithoutAPipelineHasOneRunForAllSchedules) {
+  StudyFacts known = two_schedules();
+  const PointPlan plan = known.plans.begin()->second;
+  known.meshes = {"shard=*", "pipeline=2"};
+  known.without_pipeline = {{2, "shard=*"}};
+  known.plans.clear();
+  known.curves.clear();
+  std::vector<RunFigures> runs;
+  for (const auto& [mesh, schedule] :
+       {std::pair("shard=*", ""), std::pair("pipeline=2", "1f1b"), std::pair("pipeline=2", "zb-h1")}) {
+    PointPlan own = plan;
+    own.mesh = mesh;
+    own.schedule = schedule;
+    known.plans[own.key()] = own;
+    known.curves[{0, mesh, schedule}] = {own};
+    for (const int repeat : {1, 2}) {
+      runs.push_back(run_of(2, 0, repeat, 100));
+      runs.back().mesh = mesh;
+      runs.back().schedule = schedule;
+    }
+  }
+  EXPECT_THAT(known.variants(), ElementsAre("shard=*", "pipeline=2, 1f1b", "pipeline=2, zb-h1"));
+  const StudyResults results = results_of(known, runs);
+  EXPECT_EQ(results.points.size(), 3u);
+  EXPECT_TRUE(results.whole());
+  EXPECT_THAT(results_table(known, results), AllOf(HasSubstr("| 2 | 0 | shard=* | - | 8 | 100 |"),
+                                                   HasSubstr("| 2 | 0 | pipeline=2 | zb-h1 | 8 | 100 |")));
+  EXPECT_FALSE(results_plots(known, results).empty());
+}
+
+TEST(ScaleResults, ChainsHaveNoFormulaToDifferFrom) {
+  json chained = report();
+  chained["traffic"]["formula_elements"] = chained["traffic"]["formula_bytes"] = nullptr;
+  const RunFigures of_chains = figures_of(chained.dump(), 2);
+  std::vector<RunFigures> runs = all_runs();
+  for (RunFigures& run : runs) {
+    run.formula_elements = of_chains.formula_elements;
+    run.formula_bytes = of_chains.formula_bytes;
+  }
+  const StudyResults results = results_of(facts(), runs);
+  EXPECT_THAT(results.differences, ElementsAre());
+  EXPECT_THAT(results_table(facts(), results), AllOf(HasSubstr("| 30 | - |"), Not(HasSubstr("differs"))));
+  EXPECT_TRUE(
+      json::parse(results_json(facts(), results, "{}"))["points"][0]["runs"][0]["formula_bytes"].is_null());
+  EXPECT_THAT(results_csv(facts(), results), HasSubstr(",15,,30,,"));
+}
+
 TEST(ScalePlots, ShowIdealMarksAndCurves) {
   const StudyResults results = results_of(facts(), all_runs());
   std::map<std::string, std::string> plots;

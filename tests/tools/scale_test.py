@@ -245,6 +245,17 @@ def suite_schedules():
         config = json.loads((out / "runs" / f"n2-stage0-schedule{number}-r1.json").read_text(encoding="utf-8"))["config"]["tranche"]
         assert config.get("pipeline_schedule", "1f1b") == schedule and config.get("pipeline_chunks", 0) == 2 * (number == 3), config
     expect_in(["| ranks | stage | schedule | batch |", "| 2 | 0 | zb-h1 | 8 |"], (out / "table.md").read_text(encoding="utf-8"), "the table")
+    # A mesh without a pipeline runs once, under the name that an earlier version gave its first run.
+    both = HERE / "both"
+    words_of_both = [*point, "--pipeline-schedules", "1f1b, zb-h1", "--meshes", "shard=*; pipeline=2", "--json"]
+    at = words_of_both.index("--mesh")
+    del words_of_both[at:at + 2]
+    results = json.loads(scale(both, words_of_both).stdout)
+    assert [(one["mesh"], one["pipeline_schedule"]) for one in results["points"]] == [
+        ("shard=*", ""), ("pipeline=2", "1f1b"), ("pipeline=2", "zb-h1")], results["points"]
+    assert results["complete"] and results["differences"] == [], results["differences"]
+    names = sorted(path.stem for path in (both / "runs").glob("*.json"))
+    assert names == ["n2-stage0-mesh1-schedule1-r1", "n2-stage0-mesh2-schedule1-r1", "n2-stage0-mesh2-schedule2-r1"], names
     # Another text in the file makes it another study.
     mine.write_text(mine.read_text(encoding="utf-8").replace("0F0,0F1", "0F0,,0F1"), encoding="utf-8")
     expect_in(["schedule_files/"], scale(out, words, 2).stderr, "the refusal")

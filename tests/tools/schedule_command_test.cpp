@@ -156,6 +156,13 @@ TEST(ScheduleCommand, RefusalsSayWhatToDo) {
               HasSubstr("--m is missing: the number of micro-batches"));
   EXPECT_THAT(schedule_refusal({"1f1b", "--p", "-1", "--m", "1"}),
               HasSubstr("--p is -1, but must be 1 to 1000000"));
+  for (const char* const flag : {"--p", "--m", "--v"}) {
+    std::vector<std::string> words{"1f1b"};
+    for (const char* const other : {"--p", "--m", "--v"}) {
+      words.insert(words.end(), {other, other == std::string_view(flag) ? "0" : "1"});
+    }
+    EXPECT_THAT(schedule_refusal(words), HasSubstr(std::string(flag) + " is 0, but must be 1 to 1000000"));
+  }
   EXPECT_THAT(schedule_refusal({"1f1d", "--p", "4", "--m", "8"}),
               HasSubstr("'1f1d' is no schedule (did you mean 1f1b?)"));
   EXPECT_THAT(schedule_refusal({"interleaved", "--p", "4", "--m", "6"}),

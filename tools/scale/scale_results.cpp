@@ -51,15 +51,27 @@ std::string PointKey::text() const {
 
 std::string StudyFacts::variant(const std::string& mesh, const std::string& schedule) const {
   const bool by_mesh = meshes.size() > 1, by_schedule = schedules.size() > 1;
+  if (by_schedule && schedule.empty()) return by_mesh ? mesh : "no pipeline";
   return (by_mesh ? mesh : "") + (by_mesh && by_schedule ? ", " : "") + (by_schedule ? schedule : "");
 }
 
 std::vector<std::string> StudyFacts::variants() const {
   std::vector<std::string> list;
   for (const std::string& mesh : meshes) {
+    const bool some = std::any_of(without_pipeline.begin(), without_pipeline.end(),
+                                  [&](const auto& one) { return one.second == mesh; });
+    const bool all = std::all_of(ranks.begin(), ranks.end(), [&](int of) {
+      return without_pipeline.contains({of, mesh});
+    });
+    if (some) list.push_back(variant(mesh, ""));
+    if (some && all) continue;
     for (const std::string& schedule : schedules) list.push_back(variant(mesh, schedule));
   }
   return list;
+}
+
+std::vector<std::string> StudyFacts::schedules_at(int of_ranks, const std::string& mesh) const {
+  return without_pipeline.contains({of_ranks, mesh}) ? std::vector<std::string>{""} : schedules;
 }
 
 std::vector<std::pair<PointKey, PointPlan>> StudyFacts::plans_in_order() const {
@@ -67,7 +79,7 @@ std::vector<std::pair<PointKey, PointPlan>> StudyFacts::plans_in_order() const {
   for (const int of_ranks : ranks) {
     for (const int stage : stages) {
       for (const std::string& mesh : meshes) {
-        for (const std::string& schedule : schedules) {
+        for (const std::string& schedule : schedules_at(of_ranks, mesh)) {
           const PointKey key{of_ranks, stage, mesh, schedule};
           list.emplace_back(key, plans.at(key));
         }
@@ -124,8 +136,10 @@ RunFigures figures_of(const std::string& report, std::int64_t warmup) {
     run.elements += count["elements"].integer();
     run.bytes += count["bytes"].integer();
   }
-  run.formula_elements = traffic["formula_elements"].integer();
-  run.formula_bytes = traffic["formula_bytes"].integer();
+  if (!traffic["formula_elements"].json().is_null()) {  // null: chains
+    run.formula_elements = traffic["formula_elements"].integer();
+    run.formula_bytes = traffic["formula_bytes"].integer();
+  }
   const JsonNode memory = document["memory"];
   for (const Tier tier : all_tiers) {
     const JsonNode held = memory[name_of(tier)];
@@ -222,6 +236,8 @@ StudyResults results_of(const StudyFacts& facts, const std::vector<RunFigures>& 
     PointKey of_base = point.plan.key();
     of_base.ranks = base;
     const PointResult* first = find_point(results.points, of_base);
+    of_base.schedule.clear();  // a base without a pipeline is that of every schedule
+    if (first == nullptr) first = find_point(results.points, of_base);
     if (first == nullptr) continue;
     point.work_inflation = within_repeats(point, *first, [](const RunFigures& run, const RunFigures& other) {
       return other.cpu_seconds_per_token > 0 ? run.cpu_seconds_per_token / other.cpu_seconds_per_token : 0.0;
@@ -241,9 +257,9 @@ StudyResults results_of(const StudyFacts& facts, const std::vector<RunFigures>& 
     };
     for (const RunFigures& run : point.runs) {
       digests.insert(run.weights_digest);
-      if (run.bytes != run.formula_bytes || run.elements != run.formula_elements) {
+      if (run.formula_bytes && (run.bytes != run.formula_bytes || run.elements != run.formula_elements)) {
         differs(fmt::format("{} elements and {} bytes were sent, by the formula {} and {}", run.elements,
-                            run.bytes, run.formula_elements, run.formula_bytes));
+                            run.bytes, *run.formula_elements, *run.formula_bytes));
       }
       if (point.plan.placed && run.ranks_on_node != point.plan.ranks_per_node) {
         differs(fmt::format("{} rank{} on the node of rank 0, {} were planned: say --ranks-per-node",

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,9 +52,9 @@ struct RunFigures {
   StepParts step;
   double tokens_per_step = 0;
   double cpu_seconds_per_token = 0;
-  std::int64_t elements = 0, formula_elements = 0;  ///< sent by rank 0 in a step
-  std::int64_t bytes = 0, formula_bytes = 0;
-  std::array<std::int64_t, tier_count> peak{};  ///< highest over all ranks, by tier
+  std::int64_t elements = 0, bytes = 0;                         ///< sent by rank 0 in a step
+  std::optional<std::int64_t> formula_elements, formula_bytes;  ///< not set for chains, which have none
+  std::array<std::int64_t, tier_count> peak{};                  ///< highest over all ranks, by tier
   std::int64_t state = 0;  ///< parameters, gradients and optimizer on the device, throughout
   double peak_flops = 0, flops_per_token = 0;
   int ranks_on_node = 1, threads = 1, cores = 1, node_cores = 1;
@@ -98,10 +99,15 @@ struct StudyFacts {
   NodeDescription node;
   std::vector<int> ranks, stages;
   std::vector<std::string> meshes{""}, schedules{""};  ///< as in ScaleOptions
+  /// The ranks and meshes that have no pipeline, if the study compares schedules: one run with an empty
+  /// schedule stands for all of them there.
+  std::set<std::pair<int, std::string>> without_pipeline;
   std::map<PointKey, PointPlan> plans;
   /// The curves of the plots, including points between the runs.
   std::map<CurveKey, std::vector<PointPlan>> curves;
   std::vector<std::string> notes;  ///< changes to the given settings
+  /// The schedules to run on so many ranks of a mesh.
+  std::vector<std::string> schedules_at(int of_ranks, const std::string& mesh) const;
   /// The combinations compared at a stage, in order: "pipeline=2, zb-h1"; a single text if there is only one.
   std::vector<std::string> variants() const;
   /// The text in variants() for a point's mesh and schedule.

@@ -312,7 +312,6 @@ PointPlan ScaleStudy::plan_point(const PointKey& key) {
   request.ranks_per_node = per_node.value_or(ranks);
   request.device = options.device == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
   const Config& config = request.config;
-  has_pipeline_ |= config.mesh_of(ranks).size(MeshAxis::pipeline) > 1;
   PointPlan point;
   point.ranks = ranks;
   point.stage = key.stage;
@@ -344,6 +343,15 @@ PointPlan ScaleStudy::plan_point(const PointKey& key) {
   return point;
 }
 
+void ScaleStudy::find_pipeline(const PointKey& key) {
+  const Mesh mesh = read_config(at(key), key.ranks).mesh_of(key.ranks);
+  if (mesh.size(MeshAxis::pipeline) > 1) {
+    has_pipeline_ = true;
+  } else if (!key.schedule.empty()) {
+    facts_.without_pipeline.insert({key.ranks, key.mesh});
+  }
+}
+
 void ScaleStudy::plan_points() {
   const std::string& hosts = options_.scale.hostfile;
   if (!hosts.empty()) {
@@ -359,18 +367,23 @@ void ScaleStudy::plan_points() {
     std::sort(along.begin(), along.end());
     along.erase(std::unique(along.begin(), along.end()), along.end());
     for (const std::string& mesh : facts_.meshes) {
-      for (const std::string& schedule : facts_.schedules) {
-        for (const int ranks : along) {
-          const bool runs = std::find(facts_.ranks.begin(), facts_.ranks.end(), ranks) != facts_.ranks.end();
+      for (const int ranks : along) {
+        const bool runs = std::find(facts_.ranks.begin(), facts_.ranks.end(), ranks) != facts_.ranks.end();
+        // A curve leaves out points without a run if the mesh or the model does not support that many ranks.
+        const auto attempt = [&](const auto& planned) {
           try {
+            planned();
+          } catch (const ConfigurationError&) {
+            if (runs) throw;
+          }
+        };
+        attempt([&] { find_pipeline({ranks, stage, mesh, facts_.schedules.front()}); });
+        for (const std::string& schedule : facts_.schedules_at(ranks, mesh)) {
+          attempt([&] {
             const PointPlan point = plan_point({ranks, stage, mesh, schedule});
             facts_.curves[{stage, mesh, schedule}].push_back(point);
             if (runs) facts_.plans[point.key()] = point;
-          } catch (const ConfigurationError&) {
-            // A curve leaves out points without a run if the mesh or the model does not support that many
-            // ranks.
-            if (runs) throw;
-          }
+          });
         }
       }
     }
@@ -430,10 +443,13 @@ std::vector<ScaleRun> ScaleStudy::runs() const {
     for (const int ranks : facts_.ranks) {
       for (const int stage : facts_.stages) {
         for (std::size_t m = 0; m < facts_.meshes.size(); ++m) {
-          for (std::size_t s = 0; s < facts_.schedules.size(); ++s) {
-            const std::string &mesh = facts_.meshes[m], &schedule = facts_.schedules[s];
+          const std::string& mesh = facts_.meshes[m];
+          // The run of a mesh without a pipeline is called by the first schedule, as an earlier version
+          // called it, so that a study which that one began goes on.
+          int number = facts_.schedules.front().empty() ? 0 : 1;
+          for (const std::string& schedule : facts_.schedules_at(ranks, mesh)) {
             all.push_back({ranks, stage, repeat, mesh, mesh.empty() ? 0 : static_cast<int>(m) + 1, schedule,
-                           schedule.empty() ? 0 : static_cast<int>(s) + 1});
+                           number == 0 ? 0 : number++});
           }
         }
       }

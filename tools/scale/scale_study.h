@@ -68,6 +68,8 @@ class ScaleStudy {
   /// The configuration keys that a point's schedule sets, as for --set.
   std::vector<std::string> schedule_keys(const std::string& schedule) const;
   PointPlan plan_point(const PointKey& key);
+  /// Notes whether those ranks of the mesh have a pipeline.
+  void find_pipeline(const PointKey& key);
   /// The settings of the study in the folder; an empty object if there is none.
   nlohmann::ordered_json saved_settings() const;
   void choose_threads();

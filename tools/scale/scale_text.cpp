@@ -7,6 +7,7 @@
 #include <cmath>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "tools/scale/scale_results.h"
 
@@ -56,6 +57,10 @@ std::string against(std::int64_t measured, std::int64_t expected, const std::str
   return measured == expected ? text : fmt::format("{} (**differs**)", text);
 }
 
+std::string by_formula(const RunFigures& run) {
+  return run.formula_bytes ? against(run.bytes, *run.formula_bytes, grouped(*run.formula_bytes)) : "-";
+}
+
 std::string row(const std::vector<std::string>& cells) {
   return fmt::format("| {} |\n", fmt::join(cells, " | "));
 }
@@ -90,7 +95,7 @@ std::vector<Tier> tiers_of(const StudyResults& results) {
 /// Adds the cells after the stage's, if the study compares meshes or schedules.
 void add_variant(std::vector<std::string>& cells, const StudyFacts& facts, const std::string& mesh,
                  const std::string& schedule) {
-  if (!facts.schedules.front().empty()) cells.insert(cells.begin() + 2, schedule);
+  if (!facts.schedules.front().empty()) cells.insert(cells.begin() + 2, schedule.empty() ? "-" : schedule);
   if (!facts.meshes.front().empty()) cells.insert(cells.begin() + 2, mesh);
 }
 
@@ -132,7 +137,7 @@ std::string main_table(const StudyFacts& facts, const StudyResults& results) {
                                    milliseconds(run.step.seconds()),
                                    milliseconds(run.step.exposed()),
                                    grouped(run.bytes),
-                                   against(run.bytes, run.formula_bytes, grouped(run.formula_bytes))};
+                                   by_formula(run)};
     add_memory(cells, point, tiers);
     cells.push_back(fmt::format("{:.1f} %", 100 * run.peak_share(point.peak_flops)));
     add_variant(cells, facts, point.plan.mesh, point.plan.schedule);
@@ -162,7 +167,7 @@ std::string oversubscribed_table(const StudyFacts& facts, const StudyResults& re
             ? with_ends(*point.work_inflation, [](double value) { return fmt::format("{:.3f}", value); })
             : "",
         grouped(run.bytes),
-        against(run.bytes, run.formula_bytes, grouped(run.formula_bytes))};
+        by_formula(run)};
     add_memory(cells, point, tiers);
     add_variant(cells, facts, point.plan.mesh, point.plan.schedule);
     text += row(cells);
@@ -172,6 +177,14 @@ std::string oversubscribed_table(const StudyFacts& facts, const StudyResults& re
 
 ordered_json spread_json(const Spread& spread) {
   return {{"median", spread.middle}, {"least", spread.low}, {"most", spread.high}};
+}
+
+ordered_json or_null(const std::optional<std::int64_t>& count) {
+  return count ? ordered_json(*count) : ordered_json();
+}
+
+std::string or_empty(const std::optional<std::int64_t>& count) {
+  return count ? std::to_string(*count) : "";
 }
 
 ordered_json run_json(const RunFigures& run, double peak_flops) {
@@ -190,9 +203,9 @@ ordered_json run_json(const RunFigures& run, double peak_flops) {
           {"other_seconds", run.step.other},
           {"cpu_seconds_per_token", run.cpu_seconds_per_token},
           {"elements_sent", run.elements},
-          {"formula_elements", run.formula_elements},
+          {"formula_elements", or_null(run.formula_elements)},
           {"bytes_sent", run.bytes},
-          {"formula_bytes", run.formula_bytes},
+          {"formula_bytes", or_null(run.formula_bytes)},
           {"memory_measured_bytes", peak},
           {"state_measured_bytes", run.state},
           {"matmul_peak_flops", run.peak_flops},
@@ -288,7 +301,8 @@ std::string results_csv(const StudyFacts& facts, const StudyResults& results) {
       text += fmt::format("{},{},{},{},{},{},{},{},", run.tokens_per_second, run.step.seconds(),
                           run.step.compute, run.step.gather, run.step.reduce, run.step.update, run.step.other,
                           run.cpu_seconds_per_token);
-      text += fmt::format("{},{},{},{},", run.elements, run.formula_elements, run.bytes, run.formula_bytes);
+      text += fmt::format("{},{},{},{},", run.elements, or_empty(run.formula_elements), run.bytes,
+                          or_empty(run.formula_bytes));
       text += fmt::format("{},{},{},{},{},{},", point.plan.peak[0], run.peak[0], point.plan.formula_state,
                           run.state, run.peak_flops, run.peak_share(point.peak_flops));
       text += fmt::format("\"{}\",{},{},{},\"{}\",\"{}\",{}\n", cpu, facts.node.cores, facts.version,

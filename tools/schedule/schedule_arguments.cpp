@@ -62,12 +62,12 @@ void check(const ScheduleOptions& options) {
   constexpr std::int64_t most = 1'000'000;
   for (const auto& [flag, value] : {std::pair("--p", options.stages), std::pair("--m", options.micro_batches),
                                     std::pair("--v", options.chunks)}) {
-    if (value < 0 || value > most)
-      throw ConfigurationError(fmt::format("{} is {}, but must be 1 to {}", flag, value, most));
+    if (value && (*value < 1 || *value > most))
+      throw ConfigurationError(fmt::format("{} is {}, but must be 1 to {}", flag, *value, most));
   }
   if (pipeline::find_schedule(options.source) != nullptr) {
-    if (options.stages == 0) throw ConfigurationError("--p is missing: the number of stages");
-    if (options.micro_batches == 0)
+    if (!options.stages) throw ConfigurationError("--p is missing: the number of stages");
+    if (!options.micro_batches)
       throw ConfigurationError("--m is missing: the number of micro-batches of a step");
   }
   if (options.messages && options.write.empty()) {

@@ -2,6 +2,7 @@
 /// The command line of `tranche schedule`.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "tools/schedule/schedule_check_arguments.h"
@@ -13,9 +14,9 @@ class App;
 namespace tranche::tools {
 
 struct ScheduleOptions {
-  std::string source;                          ///< a name, or a file
-  std::int64_t stages = 0, micro_batches = 0;  ///< 0: from the file
-  std::int64_t chunks = 0;                     ///< per rank; 0: from the file, or the schedule's own number
+  std::string source;                                 ///< a name, or a file
+  std::optional<std::int64_t> stages, micro_batches;  ///< not set: from the file
+  std::optional<std::int64_t> chunks;  ///< per rank; not set: from the file, or the schedule's own number
   std::string forward = "1", input = "1", weight = "1";  ///< one time, or one per stage, separated by commas
   std::string write;                                     ///< path for the schedule as text
   bool messages = false;                                 ///< the text includes messages

@@ -73,9 +73,9 @@ struct Result {
 
 Result result_of(const ScheduleOptions& options) {
   Result result;
-  result.schedule =
-      pipeline::load_schedule(options.source, static_cast<int>(options.stages), options.micro_batches,
-                              static_cast<int>(options.chunks), detail::Pipes::allowed);
+  result.schedule = pipeline::load_schedule(
+      options.source, static_cast<int>(options.stages.value_or(0)), options.micro_batches.value_or(0),
+      static_cast<int>(options.chunks.value_or(0)), detail::Pipes::allowed);
   const int stages = result.schedule.stages();
   result.times = {read_times(options.forward, "--f", stages), read_times(options.input, "--i", stages),
                   read_times(options.weight, "--w", stages)};

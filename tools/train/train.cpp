@@ -502,8 +502,10 @@ class Training {
       elements += count["elements"].get<std::int64_t>();
       bytes += count["bytes"].get<std::int64_t>();
     }
-    return fmt::format("traffic of a step and rank: {} elements ({} bytes); by the formula {}\n", elements,
-                       bytes, document["formula_elements"].get<std::int64_t>());
+    const auto& formula = document["formula_elements"];
+    return fmt::format("traffic of a step and rank: {} elements ({} bytes); {}\n", elements, bytes,
+                       formula.is_null() ? "there is no formula for chains (tranche.tensor_sums)"
+                                         : "by the formula " + formula.dump());
   }
 
   std::string offload_lines() const {

@@ -297,7 +297,8 @@ class Engine {
   using StepMemory = tranche::StepMemory;
   StepMemory step_memory() const;
   /// Data elements per rank and step by the formula of docs/internals/arithmetic.md, from layouts and policy;
-  /// for stage 3 from the recorded schedule (0 before the first step has ended).
+  /// for stage 3 from the recorded schedule (0 before the first step has ended). Messages of chains over the
+  /// axis `tensor` (Config::tensor_sums) have no formula and are not in it.
   std::int64_t formula_traffic_elements() const;
   /// The same in bytes of this rank: reductions in the communication dtype, gathers in the compute dtype
   /// (stage 0: the main gradient, in the accumulation dtype), and sums of nodes for other nodes in fp32.

@@ -53,10 +53,10 @@ struct OtherGathering {
 };
 
 /// Data that the planned rank sends to its group on one axis of the mesh in a step, counted by the meter and
-/// by the engine's formula.
+/// by the engine's formula, which is not set for chains over the axis `tensor` (Config::tensor_sums).
 struct AxisTraffic {
   std::int64_t elements = 0, bytes = 0;
-  std::int64_t formula_elements = 0, formula_bytes = 0;
+  std::optional<std::int64_t> formula_elements, formula_bytes;
   int group = 1;      ///< ranks of the group
   int elsewhere = 0;  ///< ranks of the group on other nodes
   /// Every rank of the group receives the same number of bytes.
@@ -82,8 +82,8 @@ struct PlanResult {
   Engine::StateBytes state;
   /// Traffic of one step of this rank by operation, as the meter counts it.
   std::map<std::string, TrafficCount> data, control;
-  std::int64_t formula_elements = 0;  ///< elements that this rank sends in a step by
-                                      ///< Engine::formula_traffic_elements()
+  /// Elements that this rank sends in a step by Engine::formula_traffic_elements(); not set for chains.
+  std::optional<std::int64_t> formula_elements;
   Mesh mesh{1};
   std::string units;  ///< units of the rank's pipeline stage ("embedding to h.2"); empty without a pipeline
   std::map<MeshAxis, AxisTraffic> axes;  ///< `shard` always, other axes if the mesh has them
