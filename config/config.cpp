@@ -464,6 +464,7 @@ Reading read_config_text(std::string_view text, std::optional<int> ranks,
   std::vector<std::string> notes;
   std::vector<IgnoredKey> ignored;
   expand_zero_optimization(document, notes);
+  expand_dots(document, "", reading.problems);
   apply_overrides(document, overrides, reading.problems, notes);
   expand_zero_optimization(document, notes);  // an override may use the older form too
   reading.values = check_keys(document, strict, reading.problems, ignored, overrides);

@@ -41,8 +41,12 @@ Json read_json(std::string_view text, const std::string& origin);
 /// Replaces the older form of zero_optimization, a boolean, by a block: false means stage 0, true stage 1.
 void expand_zero_optimization(Json& document, std::vector<std::string>& notes);
 
+/// Moves the values of keys with dots in their names ("optimizer.params.lr") into their blocks. `path` is the
+/// path of `block`, empty for a document.
+void expand_dots(Json& block, const std::string& path, Problems& problems);
+
 /// Applies "key.path=value" texts to the document; a value is JSON, or else text. `notes` gets a line for
-/// each one that a later one replaces.
+/// each one that a later one replaces, and for one that removes keys of the document.
 void apply_overrides(Json& document, const std::vector<std::string>& overrides, Problems& problems,
                      std::vector<std::string>& notes);
 
