@@ -705,6 +705,7 @@ Exit status:
   refuse_unknown(*innermost(*used));
   options.flags = comparable_flags(*innermost(*used));
   options.notes = repeated_flags(*innermost(*used));
+  options.sets_before = sets_before_flags(*innermost(*used));
   refuse_home_sign(*innermost(*used));
   refuse_empty(*innermost(*used));
   if (used == scale) {

@@ -236,8 +236,8 @@ TEST(Arguments, Studies) {
   EXPECT_EQ(options.scale.hostfile, "h");
   EXPECT_THAT(options.scale.launcher_arguments, ElementsAre("--map-by", "node", "--set"));
   // The flags of runs, as they were given; the model is always among them.
-  EXPECT_THAT(options.scale.train_flags, ElementsAre("--model", "m", "--set", "a.b=1", "--set", "c=2",
-                                                     "--offload-activations", "--threads", "2"));
+  EXPECT_THAT(options.scale.train_flags, ElementsAre("--set", "a.b=1", "--model", "m", "--threads", "2",
+                                                     "--set", "c=2", "--offload-activations"));
   EXPECT_THAT(options.set, ElementsAre("a.b=1", "c=2"));
   const Options plain = parse_arguments({"scale", "--out", "s", "--ranks", "1"});
   EXPECT_THAT(plain.scale.stages, ElementsAre(0, 1, 2, 3));

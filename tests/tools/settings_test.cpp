@@ -14,6 +14,7 @@ namespace {
 
 using test::message_of;
 using test::TemporaryFolder;
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -22,7 +23,7 @@ Options train(std::vector<std::string> arguments) {
   return parse_arguments(arguments);
 }
 
-TEST(Settings, FlagsOverrideTheFileAndSetOverridesFlags) {
+TEST(Settings, FlagsAndSetOverrideTheFile) {
   const TemporaryFolder folder;
   const std::string file = folder.write("ds.json", R"({
     "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 1},
@@ -143,6 +144,53 @@ TEST(Settings, DtypeReplacesWhicheverNameTheFileUses) {
                 resolve_settings(train({"--dtype", "fp64"}), 1);
               }),
               HasSubstr("--dtype fp64 is not one of fp32, bf16, fp16"));
+}
+
+TEST(Settings, FlagsAndSetApplyInTheOrderOfTheCommandLine) {
+  EXPECT_THAT(
+      overrides_of(train({"--stage",
+                          "3",
+                          "--lr",
+                          "0.5",
+                          "--set",
+                          "optimizer.params.lr=0.25",
+                          "--stage",
+                          "0",
+                          "--lr=0.125",
+                          "--set",
+                          "optimizer.params.lr=0.0625",
+                          "--offload-activations",
+                          "--nvme-path",
+                          "d",
+                          "--dtype",
+                          "fp32",
+                          "--offload-optimizer",
+                          "cpu",
+                          "--checkpoint-dir",
+                          "c",
+                          "--threads",
+                          "1"}),
+                   R"({"zero_optimization": {"cpu_offload": true}})"),
+      ElementsAre("tranche.save_buffer=true", "optimizer.params.lr=0.25", "zero_optimization.stage=0",
+                  "optimizer.params.lr=0.125", "optimizer.params.lr=0.0625", "tranche.threads=1",
+                  "zero_optimization.offload_optimizer.device=\"cpu\"", "zero_optimization.cpu_offload=false",
+                  "zero_optimization.offload_optimizer.nvme_path=\"d\"",
+                  "zero_optimization.offload_param.nvme_path=\"d\"",
+                  "activation_checkpointing.cpu_checkpointing=true", "tranche.activation_checkpointing=true",
+                  "bf16.enabled=false", "fp16.enabled=false"));
+  const Config behind = read_config(train({"--set", "optimizer.params.lr=0.5", "--lr", "0.01"}), 1);
+  EXPECT_EQ(behind.optimizer.learning_rate, 0.01);
+  EXPECT_THAT(behind.notes,
+              Contains("optimizer.params.lr=0.5 is replaced by optimizer.params.lr=0.01, which was "
+                       "given behind it"));
+  const Config in_front = read_config(train({"--lr", "0.01", "--set", "optimizer.params.lr=0.5"}), 1);
+  EXPECT_EQ(in_front.optimizer.learning_rate, 0.5);
+  EXPECT_THAT(in_front.notes, Contains(HasSubstr("lr=0.01 is replaced by optimizer.params.lr=0.5")));
+  // What a checkpoint asks for stands in front of all.
+  Options resumed = train({"--set", "optimizer.params.lr=0.5", "--lr", "0.01"});
+  resumed.of_checkpoint = {"gradient_clipping=1.0"};
+  EXPECT_THAT(overrides_of(resumed, "{}"),
+              ElementsAre("gradient_clipping=1.0", "optimizer.params.lr=0.5", "optimizer.params.lr=0.01"));
 }
 
 TEST(Settings, ARateThatTheScheduleDoesNotFollowIsSaid) {

@@ -184,8 +184,8 @@ int Run::keep_earlier_defaults() {
   kept.clipping = launch.broadcast_from_root(kept.clipping ? 1 : 0) != 0;
   if (!kept.any()) return 0;
   return launch.agree([&] {
-    if (kept.bf16) options.set.insert(options.set.begin(), "bf16.enabled=true");
-    if (kept.clipping) options.set.insert(options.set.begin(), "gradient_clipping=1.0");
+    if (kept.bf16) options.of_checkpoint.insert(options.of_checkpoint.begin(), "bf16.enabled=true");
+    if (kept.clipping) options.of_checkpoint.insert(options.of_checkpoint.begin(), "gradient_clipping=1.0");
     settings = resolve_settings(options, launch.size());
     const auto say = [&](std::string_view key, std::string_view value, std::string_view otherwise) {
       settings.config.notes.push_back(fmt::format(
@@ -206,7 +206,7 @@ int Run::take_adapters() {
       const std::string from = resume_source.folder.empty() ? "the checkpoint" : resume_source.folder;
       return require_same_adapters(adapters_from_text(saved), settings.config.lora, from);
     }
-    options.set.insert(options.set.begin(), "tranche.lora=" + saved);
+    options.of_checkpoint.insert(options.of_checkpoint.begin(), "tranche.lora=" + saved);
     settings = resolve_settings(options, launch.size());
   });
 }

@@ -35,20 +35,45 @@ nlohmann::json keys_of(const std::string& text) {
   }
 }
 
+/// Collects overrides of the configuration in the order of the command line: each flag behind the values of
+/// --set that stand in front of it.
+class Overrides {
+ public:
+  explicit Overrides(const Options& options) : options_(options), behind_(options.set.size() + 1) {}
+
+  void add(std::string_view flag, std::string text) {
+    const auto before = options_.sets_before.find(flag);
+    const std::size_t sets = before == options_.sets_before.end() ? 0 : before->second;
+    behind_[std::min(sets, options_.set.size())].push_back(std::move(text));
+  }
+  std::vector<std::string> in_order() const {
+    std::vector<std::string> all = options_.of_checkpoint;
+    for (std::size_t i = 0; i < behind_.size(); ++i) {
+      all.insert(all.end(), behind_[i].begin(), behind_[i].end());
+      if (i < options_.set.size()) all.push_back(options_.set[i]);
+    }
+    return all;
+  }
+
+ private:
+  const Options& options_;
+  std::vector<std::vector<std::string>> behind_;  ///< flags behind none, one, two, ... of the --set
+};
+
 /// Sets the location of state. Older keys in the file that would contradict the flags are removed.
-void override_offload(const Options& options, const nlohmann::json& document,
-                      std::vector<std::string>& overrides) {
+void override_offload(const Options& options, const nlohmann::json& document, Overrides& overrides) {
   const auto uses = [&](const char* older) {
     return document.is_object() && document.contains("zero_optimization") &&
            document["zero_optimization"].is_object() && document["zero_optimization"].contains(older);
   };
-  const auto tier = [&](const char* block, const char* older, const std::optional<std::string>& value) {
+  const auto tier = [&](const char* flag, const char* block, const char* older,
+                        const std::optional<std::string>& value) {
     if (!value) return;
-    overrides.push_back(fmt::format("zero_optimization.{}.device=\"{}\"", block, *value));
-    if (uses(older)) overrides.push_back(fmt::format("zero_optimization.{}=false", older));
+    overrides.add(flag, fmt::format("zero_optimization.{}.device=\"{}\"", block, *value));
+    if (uses(older)) overrides.add(flag, fmt::format("zero_optimization.{}=false", older));
   };
-  tier("offload_optimizer", "cpu_offload", options.offload_optimizer);
-  tier("offload_param", "cpu_offload_param", options.offload_parameters);
+  tier("--offload-optimizer", "offload_optimizer", "cpu_offload", options.offload_optimizer);
+  tier("--offload-param", "offload_param", "cpu_offload_param", options.offload_parameters);
   if (options.nvme_path) {
     if (!detail::is_utf8(*options.nvme_path)) {
       throw ConfigurationError(
@@ -56,15 +81,16 @@ void override_offload(const Options& options, const nlohmann::json& document,
                       *options.nvme_path));
     }
     const std::string path = nlohmann::json(*options.nvme_path).dump();
-    overrides.push_back("zero_optimization.offload_optimizer.nvme_path=" + path);
-    overrides.push_back("zero_optimization.offload_param.nvme_path=" + path);
+    overrides.add("--nvme-path", "zero_optimization.offload_optimizer.nvme_path=" + path);
+    overrides.add("--nvme-path", "zero_optimization.offload_param.nvme_path=" + path);
   }
   if (options.offload_ratio) {
-    overrides.push_back(fmt::format("zero_optimization.offload_optimizer.ratio={}", *options.offload_ratio));
+    overrides.add("--offload-ratio",
+                  fmt::format("zero_optimization.offload_optimizer.ratio={}", *options.offload_ratio));
   }
   if (options.offload_activations) {
-    overrides.emplace_back("activation_checkpointing.cpu_checkpointing=true");
-    overrides.emplace_back("tranche.activation_checkpointing=true");
+    overrides.add("--offload-activations", "activation_checkpointing.cpu_checkpointing=true");
+    overrides.add("--offload-activations", "tranche.activation_checkpointing=true");
   }
 }
 
@@ -79,45 +105,45 @@ std::int64_t held_out_windows(const Options& options, const Settings& settings) 
 }  // namespace
 
 std::vector<std::string> overrides_of(const Options& options, const std::string& config_text) {
-  std::vector<std::string> overrides;
-  const auto number = [&](const char* key, const auto& value) {
-    if (value) overrides.push_back(fmt::format("{}={}", key, *value));
+  Overrides overrides(options);
+  const auto number = [&](const char* flag, const char* key, const auto& value) {
+    if (value) overrides.add(flag, fmt::format("{}={}", key, *value));
   };
-  number("zero_optimization.stage", options.stage);
-  number("train_micro_batch_size_per_gpu", options.micro_batch);
-  number("gradient_accumulation_steps", options.accumulate);
-  number("tranche.seed", options.seed);
-  number("tranche.threads", options.threads);
-  number("optimizer.params.lr", options.learning_rate);
-  if (options.mesh) overrides.push_back(fmt::format("tranche.mesh={}", nlohmann::json(*options.mesh).dump()));
-  const auto size = [&](const char* key, const std::optional<std::string>& value) {
+  number("--stage", "zero_optimization.stage", options.stage);
+  number("--micro-batch", "train_micro_batch_size_per_gpu", options.micro_batch);
+  number("--accumulate", "gradient_accumulation_steps", options.accumulate);
+  number("--seed", "tranche.seed", options.seed);
+  number("--threads", "tranche.threads", options.threads);
+  number("--lr", "optimizer.params.lr", options.learning_rate);
+  if (options.mesh)
+    overrides.add("--mesh", fmt::format("tranche.mesh={}", nlohmann::json(*options.mesh).dump()));
+  const auto size = [&](const char* flag, const char* key, const std::optional<std::string>& value) {
     if (!value) return;
     (void)parse_byte_size(*value);  // its error names the accepted forms
-    overrides.push_back(fmt::format("{}=\"{}\"", key, *value));
+    overrides.add(flag, fmt::format("{}=\"{}\"", key, *value));
   };
-  size("tranche.device_memory", options.device_memory);
-  size("tranche.host_memory", options.host_memory);
+  size("--device-memory", "tranche.device_memory", options.device_memory);
+  size("--host-memory", "tranche.host_memory", options.host_memory);
   if (options.host_state == "auto") {
-    overrides.emplace_back("tranche.host_state=\"auto\"");
+    overrides.add("--host-state", "tranche.host_state=\"auto\"");
   } else {
-    size("tranche.host_state", options.host_state);
+    size("--host-state", "tranche.host_state", options.host_state);
   }
-  size("tranche.nvme_space", options.nvme_space);
+  size("--nvme-space", "tranche.nvme_space", options.nvme_space);
   const nlohmann::json document = keys_of(config_text);
   override_offload(options, document, overrides);
   // The buffer for saves is allocated at the start, so that the report's peak does not depend on whether one
-  // happened.
-  if (!options.checkpoint_dir.empty()) overrides.emplace_back("tranche.save_buffer=true");
+  // happened. --set may do without it, wherever it stands.
+  if (!options.checkpoint_dir.empty()) overrides.add("", "tranche.save_buffer=true");
   if (options.dtype) {
     const DataType dtype = dtype_of_flag(*options.dtype);
     // Two names of one key are refused, so the flag replaces the name that the file uses.
     const bool older = document.is_object() && document.contains("bfloat16");
-    overrides.push_back(
-        fmt::format("{}.enabled={}", older ? "bfloat16" : "bf16", dtype == DataType::bfloat16));
-    overrides.push_back(fmt::format("fp16.enabled={}", dtype == DataType::float16));
+    overrides.add("--dtype",
+                  fmt::format("{}.enabled={}", older ? "bfloat16" : "bf16", dtype == DataType::bfloat16));
+    overrides.add("--dtype", fmt::format("fp16.enabled={}", dtype == DataType::float16));
   }
-  overrides.insert(overrides.end(), options.set.begin(), options.set.end());
-  return overrides;
+  return overrides.in_order();
 }
 
 std::string default_configuration(const Options& options) {

@@ -16,7 +16,8 @@
 
 namespace tranche::tools {
 
-/// The flags as overrides of configuration keys, in the order in which they apply: flags, then --set.
+/// The flags as overrides of configuration keys, in the order in which they apply, which is that of the
+/// command line.
 /// `config_text` is the file's (it may use older names of keys).
 std::vector<std::string> overrides_of(const Options& options, const std::string& config_text);
 
