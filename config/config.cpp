@@ -374,9 +374,26 @@ void read_tensor_ranks(const Values& values, bool mesh_given, Config& config, Pr
   }
 }
 
+/// Refuses values of adapters that would be taken as the defaults of a Config made in C++.
+void refuse_empty_adapters(const Values& values, const Config& config, Problems& problems) {
+  if (!config.lora.any()) return;
+  if (values.number("tranche.lora.alpha") == 0) {
+    problems.add(
+        "tranche.lora.alpha: 0 would multiply what an adapter adds by 0; write a positive number, or leave "
+        "it "
+        "out, which is the rank");
+  }
+  if (values.has("tranche.lora.targets") && values.texts("tranche.lora.targets").empty()) {
+    problems.add(
+        "tranche.lora.targets: the list names no linear layer; name some, or leave it out, which is all but "
+        "the head");
+  }
+}
+
 /// Combines keys whose values depend on each other, after each was read separately.
 void read_together(const Values& values, Config& config, Problems& problems) {
   read_partition(values, config, problems);
+  refuse_empty_adapters(values, config, problems);
   if (config.gather_for == GatherFor::step && config.stage >= 0 && config.stage < 3) {
     config.notes.push_back(fmt::format(
         "tranche.gather_for: step has no effect: at stage {} every rank has all weights; they are "
