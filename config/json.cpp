@@ -24,7 +24,17 @@ void Problems::raise(const std::string& origin) const {
   throw ConfigurationError(text);
 }
 
+namespace {
+
+std::string underflow(const std::string& number) {
+  return fmt::format("number underflow parsing '{}'; write 0 if that is meant", number);
+}
+
+}  // namespace
+
 Json read_json(std::string_view text, const std::string& origin) {
+  if (text.starts_with("\xff\xfe") || text.starts_with("\xfe\xff"))
+    throw ConfigurationError(fmt::format("{} is UTF-16 text; save it as UTF-8", origin));
   StrictJson strict;
   try {
     strict = strict_json(text);
@@ -40,6 +50,11 @@ Json read_json(std::string_view text, const std::string& origin) {
   }
   if (!remarks.duplicate.empty()) {
     throw ConfigurationError(fmt::format("{}: key '{}' is given twice; keep one", origin, remarks.duplicate));
+  }
+  if (!remarks.vanished.empty()) {
+    const std::size_t at = std::min(strict.text.find(remarks.vanished), strict.text.size());
+    throw ConfigurationError(fmt::format("{} is not JSON: {}: {}", origin, place_in(text, strict.origin[at]),
+                                         underflow(remarks.vanished)));
   }
   if (!document.is_object()) {
     throw ConfigurationError(
@@ -167,6 +182,10 @@ void apply_overrides(Json& document, const std::vector<std::string>& overrides, 
     if (value.is_discarded()) value = written;
     if (!remarks.duplicate.empty()) {
       problems.add(fmt::format("override '{}': key '{}' is given twice; keep one", text, remarks.duplicate));
+      continue;
+    }
+    if (!remarks.vanished.empty()) {
+      problems.add(fmt::format("override '{}': {}", text, underflow(remarks.vanished)));
       continue;
     }
     expand_dots(value, path, problems);

@@ -669,6 +669,23 @@ TEST(Config, WhatJsonCannotHoldIsRefused) {
               HasSubstr("nvme_path: '/x/\xff' is not UTF-8"));
 }
 
+TEST(Config, NumbersTooSmallAndTextInUtf16AreRefused) {
+  EXPECT_EQ(
+      problems("{\n  gradient_clipping: 1e-400\n}"),
+      "configuration is not JSON: line 2, column 22: number underflow parsing '1e-400'; write 0 if that is "
+      "meant");
+  EXPECT_EQ(
+      problems("{}", 1, {"optimizer.params.lr=1e-400"}),
+      "configuration: override 'optimizer.params.lr=1e-400': number underflow parsing '1e-400'; write 0 if "
+      "that is meant");
+  EXPECT_EQ(parse_config(R"({"gradient_clipping": 0e-999, "optimizer": {"params": {"lr": 1e-320}}})", 1)
+                .gradient_clipping,
+            0);
+  for (const char* mark : {"\xff\xfe", "\xfe\xff"}) {
+    EXPECT_EQ(problems(mark + std::string("{\0}\0", 4)), "configuration is UTF-16 text; save it as UTF-8");
+  }
+}
+
 TEST(Config, AKeyGivenTwiceIsAnError) {
   EXPECT_EQ(problems(R"({"bf16": {"enabled": true, "enabled": false}})"),
             "configuration: key 'bf16.enabled' is given twice; keep one");
