@@ -150,6 +150,14 @@ void check_fields(Config& config, int ranks, Problems& problems);
 /// Adds a line to Config::notes for each difference between this file's meaning here and in DeepSpeed, and
 /// one with the values of "auto". For a complete Config.
 void note_differences(const Values& values, Config& config);
+/// Adds a line to Config::notes for each key without effect beside the others that an override gives, and one
+/// for all of those that the document gives outside of blocks with a key `enabled`.
+void note_idle_keys(const Values& values, const std::vector<std::string>& overrides, int ranks,
+                    Config& config);
+/// True if an override gives this key, a key within it, or its block.
+bool is_overridden(std::string_view path, const std::vector<std::string>& overrides);
+/// schedule_notes(), with `whole` ("run") as what has so many steps.
+std::vector<std::string> notes_on_schedule(const Config& config, std::int64_t steps, std::string_view whole);
 /// Combines the keys of offloaded state, and checks them against each other.
 void read_offload(const Values& values, Config& config, Problems& problems);
 void check_offload(Config& config, Problems& problems);
