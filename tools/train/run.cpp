@@ -61,8 +61,10 @@ void require_same(Launch& launch, const Settings& settings, const Data& data) {
     }
   };
   std::string weights;
-  for (const training::Mixture::Source& source : data.mixture->sources())
-    weights += fmt::format("{} ", source.weight);
+  if (data.mixture != nullptr) {
+    for (const training::Mixture::Source& source : data.mixture->sources())
+      weights += fmt::format("{} ", source.weight);
+  }
   launch.require_same("the weights of --data", weights, "give all ranks the same weights");
   require_file(*data.training, "training");
   std::string names;
@@ -335,9 +337,11 @@ void Run::show_start() {
     if (formats.find(format) == std::string::npos)
       formats += fmt::format("{}{}", formats.empty() ? "" : ", ", format);
   }
-  print_row("data", fmt::format("{} ({}): {} windows of {} tokens to train", options.data, formats,
-                                data.training->count(), settings.sequence) +
-                        (named ? "" : fmt::format(", {}", held_out(data.validation.front()))));
+  const std::string trained = data.training_files.empty()
+                                  ? fmt::format("windows of {} tokens", settings.sequence)
+                                  : fmt::format("{} ({}): {} windows of {} tokens to train", options.data,
+                                                formats, data.training->count(), settings.sequence);
+  print_row("data", trained + (named ? "" : fmt::format(", {}", held_out(data.validation.front()))));
   for (const ValidationSet& set : data.validation) {
     if (named) print_row("held out: " + set.name, held_out(set));
   }

@@ -433,7 +433,11 @@ void require_target(const training::Windows& windows, std::int64_t count, const 
 Data open_data(const Options& options, const Settings& settings) {
   Data data;
   const std::vector<DataSource> sources = data_sources(options, data.notes);
-  if (sources.empty()) throw ConfigurationError("no data: give --data a text file or a file of tokens");
+  const bool without_training = options.command == Command::evaluate && !options.validation_data.empty();
+  if (sources.empty() && options.ngrams)
+    throw ConfigurationError("--ngrams counts the n-grams of --data; give it the text that was trained on");
+  if (sources.empty() && !without_training)
+    throw ConfigurationError("no data: give --data a text file or a file of tokens");
   const training::DataFormat format = training::parse_data_format(options.data_format);
   const auto open = [&](const std::string& path, auto& files) -> const training::TokenFile& {
     const training::TokenFile& file =
@@ -497,12 +501,12 @@ Data open_data(const Options& options, const Settings& settings) {
   }
   require_one_kind(data.files());
   std::vector<training::Mixture::Source> mixed;
-  if (sources.front().weight && sources.size() > 1) {
+  if (!sources.empty() && sources.front().weight && sources.size() > 1) {
     for (std::size_t i = 0; i < sources.size(); ++i) {
       const std::int64_t begin = i == 0 ? 0 : data.training->first(ends[i - 1]);
       mixed.push_back({sources[i].text, data.training->first(ends[i]) - begin, *sources[i].weight});
     }
-  } else {
+  } else if (!sources.empty()) {
     mixed.push_back({options.data, data.training->count(), sources.front().weight.value_or(1)});
   }
   std::int64_t first = 0;
@@ -514,7 +518,8 @@ Data open_data(const Options& options, const Settings& settings) {
         "tranche tokenize marks as learned texts, completions and what the assistant says");
     first += source.windows;
   }
-  data.mixture = std::make_unique<training::Mixture>(std::move(mixed), settings.config.seed);
+  if (!mixed.empty())
+    data.mixture = std::make_unique<training::Mixture>(std::move(mixed), settings.config.seed);
   if ((options.ngrams || options.sample_bytes > 0) &&
       (!data.text() || settings.model->shape().vocabulary < 256)) {
     const auto other =
