@@ -160,10 +160,27 @@ std::string default_configuration(const Options& options) {
 }
 
 Config read_config(const Options& options, int ranks) {
+namespace {
+
+/// Reads a configuration. Standard input, and a pipe, may be empty because another rank has read them.
+std::string read_config_text(const std::string& path) {
+  std::string text = detail::read_text_file(path, "configuration file", detail::Pipes::allowed);
+  std::error_code unknown;
+  const bool pipe = path == "/dev/stdin" || std::filesystem::is_fifo(path, unknown);
+  if (pipe && text.find_first_not_of(" \t\r\n") == std::string::npos) {
+    throw ConfigurationError(fmt::format(
+        "configuration file '{}' is empty; under mpirun rank 0 alone has standard input, and one rank alone "
+        "reads a pipe: write the configuration to a file, and give that",
+        path));
+  }
+  return text;
+}
+
+}  // namespace
+
   const bool given = !options.config.empty();
   if (given && options.config_text->first != options.config) {
-    *options.config_text = {
-        options.config, detail::read_text_file(options.config, "configuration file", detail::Pipes::allowed)};
+    *options.config_text = {options.config, read_config_text(options.config)};
   }
   const std::string text = given ? options.config_text->second : default_configuration(options);
   const std::string origin =
