@@ -333,6 +333,11 @@ TEST(Arguments, FlagsOfCheckpointsNeedEachOther) {
 TEST(Arguments, ValuesThatAreNone) {
   EXPECT_EQ(error_of({"train", "--stage", "three"}),
             "--stage 'three' is no number; see tranche train --help");
+  EXPECT_EQ(error_of({"train", "--steps", "3", "--steps", "1e1"}),
+            "--steps was given 2 times, and the last, '1e1', is no whole number; see tranche train --help");
+  EXPECT_EQ(error_of({"train", "--lr", "1e-400"}),
+            "--lr is 1e-400, which is too small for a number; write 0 if that is meant");
+  EXPECT_EQ(parse_arguments({"train", "--lr", "0.0e-999"}).learning_rate, 0);
   EXPECT_EQ(error_of({"plan", "--ranks", "1.5"}),
             "--ranks '1.5' is no whole number; see tranche plan --help");
   EXPECT_EQ(error_of({"train", "--stage"}), "--stage needs a value behind it; see tranche train --help");
