@@ -15,7 +15,7 @@ ConfigCheck check_config(std::string_view json_text, int ranks, const std::vecto
   ConfigCheck check;
   check.ranks = reading.ranks;
   if (reading.problems.empty()) {
-    // Where the file does not tell how long the run is, the end of the schedule has to do.
+    // The end of the schedule has to do if the file does not tell how long the run is.
     const std::int64_t run = reading.config.total_steps_hint;
     const std::int64_t steps =
         run > 0 ? run : reading.values.integer("scheduler.params.total_num_steps").value_or(0);

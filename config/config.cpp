@@ -491,7 +491,10 @@ Reading read_config_text(std::string_view text, std::optional<int> ranks,
   config.notes.insert(config.notes.begin(), notes.begin(), notes.end());
   reading.ranks = ranks.value_or(ranks_of_batch(config));
   check_fields(config, reading.ranks, reading.problems);
-  if (reading.problems.empty()) note_differences(reading.values, config);
+  if (reading.problems.empty()) {
+    note_differences(reading.values, config);
+    note_idle_keys(reading.values, overrides, reading.ranks, config);
+  }
   return reading;
 }
 
@@ -503,7 +506,16 @@ Config parse(std::string_view text, int ranks, const std::vector<std::string>& o
              const std::string& origin) {
   detail::Reading reading = detail::read_config_text(text, ranks, overrides, strict, origin);
   reading.problems.raise(origin);
-  return std::move(reading.config);
+  Config& config = reading.config;
+  // A key of the command line is named; keys of a file are counted.
+  std::vector<std::string> named;
+  std::erase_if(config.ignored, [&](const IgnoredKey& key) {
+    if (!detail::is_overridden(key.key, overrides)) return false;
+    named.push_back(describe(key));
+    return true;
+  });
+  config.notes.insert(config.notes.begin(), named.begin(), named.end());
+  return std::move(config);
 }
 
 }  // namespace

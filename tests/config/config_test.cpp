@@ -697,6 +697,19 @@ TEST(Config, AKeyGivenTwiceIsAnError) {
   EXPECT_NO_THROW(parse_config(R"({"bf16": {"enabled": true}, "fp16": {"enabled": false}})", 1));
 }
 
+TEST(Config, AdaptersWithoutAlphaOrTargetsAreRefused) {
+  EXPECT_EQ(problems("{}", 1, {"tranche.lora.rank=8", "tranche.lora.alpha=0"}),
+            "configuration: tranche.lora.alpha: 0 would multiply what an adapter adds by 0; write a positive "
+            "number, or leave it out, which is the rank");
+  EXPECT_EQ(
+      problems(R"({"tranche": {"lora": {"rank": 8, "targets": []}}})"),
+      "configuration: tranche.lora.targets: the list names no linear layer; name some, or leave it out, "
+      "which is all but the head");
+  EXPECT_EQ(parse_config(R"({"tranche": {"lora": {"rank": 8, "alpha": null}}})", 1).lora.effective_alpha(),
+            8);
+  EXPECT_FALSE(parse_config(R"({"tranche": {"lora": {"rank": 0, "alpha": 0}}})", 1).lora.any());
+}
+
 TEST(Config, AKeyWithDotsIsTheKeyInItsBlock) {
   EXPECT_EQ(
       problems(R"({"zero_optimization": {"stage": 3}, "zero_optimization.stage": 1})"),
@@ -714,19 +727,6 @@ TEST(Config, AKeyWithDotsIsTheKeyInItsBlock) {
       R"({"optimizer.params.lr": 0.25, "optimizer": {"type": "SGD", "params": {"lr": null, "momentum": 0.5}},
           "bf16.enabled": true, "another.program": 1})",
       1, {"optimizer.params.lr=0.125", "bf16={\"enabled\": false}", R"(optimizer={"params.lr": 0.0625})"});
-TEST(Config, AdaptersWithoutAlphaOrTargetsAreRefused) {
-  EXPECT_EQ(problems("{}", 1, {"tranche.lora.rank=8", "tranche.lora.alpha=0"}),
-            "configuration: tranche.lora.alpha: 0 would multiply what an adapter adds by 0; write a positive "
-            "number, or leave it out, which is the rank");
-  EXPECT_EQ(
-      problems(R"({"tranche": {"lora": {"rank": 8, "targets": []}}})"),
-      "configuration: tranche.lora.targets: the list names no linear layer; name some, or leave it out, "
-      "which is all but the head");
-  EXPECT_EQ(parse_config(R"({"tranche": {"lora": {"rank": 8, "alpha": null}}})", 1).lora.effective_alpha(),
-            8);
-  EXPECT_FALSE(parse_config(R"({"tranche": {"lora": {"rank": 0, "alpha": 0}}})", 1).lora.any());
-}
-
   EXPECT_EQ(config.optimizer.learning_rate, 0.0625);
   EXPECT_EQ(config.precision.compute, DataType::float32);
 }

@@ -2,8 +2,12 @@
 
 #include <gmock/gmock.h>
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
+#include <thread>
 
 #include "tests/tools/temporary.h"
 #include "tranche/core/error.h"
@@ -186,7 +190,7 @@ TEST(Settings, FlagsAndSetApplyInTheOrderOfTheCommandLine) {
   const Config in_front = read_config(train({"--lr", "0.01", "--set", "optimizer.params.lr=0.5"}), 1);
   EXPECT_EQ(in_front.optimizer.learning_rate, 0.5);
   EXPECT_THAT(in_front.notes, Contains(HasSubstr("lr=0.01 is replaced by optimizer.params.lr=0.5")));
-  // What a checkpoint asks for stands in front of all.
+  // Overrides of a checkpoint stand in front of all.
   Options resumed = train({"--set", "optimizer.params.lr=0.5", "--lr", "0.01"});
   resumed.of_checkpoint = {"gradient_clipping=1.0"};
   EXPECT_THAT(overrides_of(resumed, "{}"),
@@ -222,6 +226,55 @@ TEST(Settings, ARateThatTheScheduleDoesNotFollowIsSaid) {
             "--lr has no effect: optimizer.params.muon_lr and adam_lr are the rates of all tensors");
   EXPECT_EQ(said({muon, own}), "");
   EXPECT_EQ(said({}), "");
+}
+
+TEST(Settings, AFlagWithoutEffectIsNamedInPlaceOfItsKey) {
+  const auto said = [](const std::vector<std::string>& flags) {
+    std::vector<std::string> notes = resolve_settings(train(flags), 1).config.notes;
+    std::erase_if(notes, [](const std::string& note) {
+      return note.find("effect") == note.npos && note.find("--keep-every") == note.npos;
+    });
+    return notes;
+  };
+  EXPECT_THAT(
+      said({"--nvme-space", "1GiB", "--nvme-path", "a", "--offload-ratio", "0.5", "--host-state", "1MiB"}),
+      ElementsAre("--offload-ratio has no effect: the optimizer's state stays on the device",
+                  "--host-state has no effect: nothing is on nvme",
+                  "--nvme-space has no effect: nothing is on nvme",
+                  "--nvme-path has no effect: nothing is on nvme"));
+  EXPECT_THAT(said({"--set", "tranche.nvme_space=1GiB"}),
+              ElementsAre("tranche.nvme_space has no effect: nothing is on nvme"));
+  EXPECT_THAT(said({"--offload-optimizer", "nvme", "--nvme-space", "1GiB", "--nvme-path", "a",
+                    "--offload-ratio", "0.5", "--host-state", "1MiB"}),
+              testing::IsEmpty());
+  const Options evaluated = parse_arguments({"evaluate", "--from", "c", "--seed", "3"});
+  EXPECT_THAT(resolve_settings(evaluated, 1).config.notes,
+              Contains("--seed has no effect: the weights are those of --from"));
+  const std::vector<std::string> keeps{"--checkpoint-dir", "c", "--keep-last", "1", "--save-every", "2"};
+  const auto keep_every = [&](const std::string& steps) {
+    std::vector<std::string> flags = keeps;
+    flags.insert(flags.end(), {"--keep-every", steps});
+    return said(flags);
+  };
+  EXPECT_THAT(
+      keep_every("3"),
+      ElementsAre("--keep-every 3 keeps multiples of --save-every 2 alone: other steps are not saved"));
+  EXPECT_THAT(keep_every("4"), testing::IsEmpty());
+}
+
+TEST(Settings, AnEmptyPipeIsExplained) {
+  const TemporaryFolder folder;
+  const std::string pipe = folder.path("pipe");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  std::thread writer([&] { std::ofstream(pipe) << " \n"; });
+  EXPECT_EQ(
+      message_of<ConfigurationError>([&] {
+        read_config(train({"--config", pipe}), 1);
+      }),
+      "configuration file '" + pipe +
+          "' is empty; under mpirun rank 0 alone has standard input, and one rank alone reads a pipe: write "
+          "the configuration to a file, and give that");
+  writer.join();
 }
 
 TEST(Settings, StepsAndSequenceHaveDefaults) {

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/digest.h"
@@ -159,7 +160,6 @@ std::string default_configuration(const Options& options) {
   return json.dump();
 }
 
-Config read_config(const Options& options, int ranks) {
 namespace {
 
 /// Reads a configuration. Standard input, and a pipe, may be empty because another rank has read them.
@@ -178,6 +178,7 @@ std::string read_config_text(const std::string& path) {
 
 }  // namespace
 
+Config read_config(const Options& options, int ranks) {
   const bool given = !options.config.empty();
   if (given && options.config_text->first != options.config) {
     *options.config_text = {options.config, read_config_text(options.config)};
@@ -229,29 +230,45 @@ std::string reason_without_rate(const Config& config) {
   return {};
 }
 
-/// A line for each flag that has no effect beside the others, or was given several times.
-std::vector<std::string> notes_on_flags(const Options& options, const Config& config) {
+/// Adds to the notes a line for each flag that has no effect beside the others, in place of the lines about
+/// its keys, or that was given several times.
+void note_flags(const Options& options, Config& config) {
   std::vector<std::string> notes = options.notes;
-  const auto note = [&](bool idle, const char* flag, std::string_view why) {
+  const auto note = [&](bool idle, const char* flag, std::string_view why,
+                        std::initializer_list<std::string_view> keys = {}) {
     const bool given = std::any_of(options.flags.begin(), options.flags.end(), [&](const Flag& each) {
       return each.name == flag && each.value != "not given";
     });
-    if (given && idle) notes.push_back(fmt::format("{} has no effect: {}", flag, why));
+    if (!given || !idle) return;
+    notes.push_back(fmt::format("{} has no effect: {}", flag, why));
+    std::erase_if(config.notes, [&](const std::string& line) {
+      return std::any_of(keys.begin(), keys.end(), [&](std::string_view key) {
+        return line.starts_with(fmt::format("{} has no effect: ", key));
+      });
+    });
   };
   const OffloadConfig& offload = config.offload;
   note(!options.validation_data.empty(), "--validation-fraction", "--validation-data is held out");
   note(options.max_seconds == 0, "--min-steps", "it is for runs that --max-seconds ends");
   note(options.keep_last == 0, "--keep-every", "without --keep-last every checkpoint is kept");
+  if (options.keep_last > 0 && options.keep_every > 0 && options.save_every > 0 &&
+      options.keep_every % options.save_every != 0) {
+    notes.push_back(
+        fmt::format("--keep-every {} keeps multiples of --save-every {} alone: other steps are not saved",
+                    options.keep_every, options.save_every));
+  }
   const std::string without_rate = reason_without_rate(config);
   note(!without_rate.empty(), "--lr", without_rate);
-  note(offload.optimizer == OffloadTier::none, "--offload-ratio",
-       "the optimizer's state stays on the device");
-  note(!offload.uses_nvme(), "--host-state", "nothing is on nvme");
-  note(offload.optimizer != OffloadTier::nvme && offload.parameters != OffloadTier::nvme, "--nvme-path",
-       "nothing is on nvme");
+  note(!options.from.empty(), "--seed", "the weights are those of --from");
+  note(offload.optimizer == OffloadTier::none, "--offload-ratio", "the optimizer's state stays on the device",
+       {"zero_optimization.offload_optimizer.ratio"});
+  note(!offload.uses_nvme(), "--host-state", "nothing is on nvme", {"tranche.host_state"});
+  note(!offload.uses_nvme() && !options.fit, "--nvme-space", "nothing is on nvme", {"tranche.nvme_space"});
+  note(!offload.uses_nvme(), "--nvme-path", "nothing is on nvme",
+       {"zero_optimization.offload_optimizer.nvme_path", "zero_optimization.offload_param.nvme_path"});
   note(options.resume.empty() && options.resume_weights_only.empty() && options.from.empty(), "--base",
        "no checkpoint is read");
-  return notes;
+  config.notes.insert(config.notes.end(), notes.begin(), notes.end());
 }
 
 }  // namespace
@@ -269,8 +286,7 @@ Settings resolve_settings(const Options& options, int ranks) {
     const std::vector<std::string> notes = schedule_notes(config, settings.steps);
     config.notes.insert(config.notes.end(), notes.begin(), notes.end());
   }
-  const std::vector<std::string> idle = notes_on_flags(options, config);
-  config.notes.insert(config.notes.end(), idle.begin(), idle.end());
+  note_flags(options, config);
   settings.batch = {config.micro_batch_size, config.accumulation_steps, config.data_ranks(ranks)};
   // The device is made and destroyed, so that a missing one is reported before anything else is started.
   if (options.device == "cuda") (void)make_device({DeviceKind::cuda, 0, 1});
