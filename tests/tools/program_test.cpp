@@ -363,6 +363,16 @@ TEST(Program, EvaluatesTheInitialWeights) {
   EXPECT_TRUE(report["steps"].empty());
 }
 
+TEST(Program, ASearchSaysOfNoKeyThatItHasNoEffect) {
+  const std::vector<std::string> plan{"plan", "--model", "gpt-nano", "--nvme-space", "1GiB"};
+  EXPECT_THAT(test::run(plan).out, HasSubstr("tranche.nvme_space has no effect: nothing is on nvme"));
+  std::vector<std::string> search = plan;
+  search.insert(search.end(), {"--fit", "1GiB"});
+  const ProgramResult found = test::run(search);
+  EXPECT_EQ(found.status, 0) << found.errors;
+  EXPECT_EQ(found.out.find("no effect"), found.out.npos) << found.out;
+}
+
 TEST(Program, EvaluatesHeldOutDataWithoutTrainingData) {
   const TemporaryFolder folder;
   const std::string text = folder.write("a.txt", test::some_text(3000));
