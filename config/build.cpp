@@ -226,7 +226,8 @@ std::unique_ptr<Schedule> make_schedule(const Config& given) {
   return schedule;
 }
 
-std::vector<std::string> schedule_notes(const Config& config, std::int64_t steps) {
+std::vector<std::string> detail::notes_on_schedule(const Config& config, std::int64_t steps,
+                                                   std::string_view whole) {
   detail::Problems problems;
   const detail::Values values = detail::schedule_values(config.schedule, problems);
   problems.raise("configuration");
@@ -243,7 +244,7 @@ std::vector<std::string> schedule_notes(const Config& config, std::int64_t steps
       given("total_num_steps", config.total_steps_hint > 0 ? config.total_steps_hint : steps);
   const auto beyond = [&](const std::string& what, std::int64_t end) {
     if (end > steps) {
-      notes.push_back(fmt::format("{} ends with step {}, and the run with step {}", what, end, steps));
+      notes.push_back(fmt::format("{} ends with step {}, and the {} with step {}", what, end, whole, steps));
     }
   };
   if (type.starts_with("Warmup")) {
@@ -254,11 +255,11 @@ std::vector<std::string> schedule_notes(const Config& config, std::int64_t steps
                     values.has(detail::key("warmup_num_steps")) ? "" : ", not given, is 1000");
     beyond(rise, warmup);
     if (total != steps) {
-      notes.push_back(fmt::format("{}: the schedule is for {}, and the run has {}",
+      notes.push_back(fmt::format("{}: the schedule is for {}, and the {} has {}",
                                   values.has(detail::key("total_num_steps"))
                                       ? "scheduler.params.total_num_steps"
                                       : "tranche.total_steps",
-                                  run_of(total), run_of(steps)));
+                                  run_of(total), whole, run_of(steps)));
     }
     if (warmup > total && warmup <= steps) {
       notes.push_back(
@@ -281,13 +282,17 @@ std::vector<std::string> schedule_notes(const Config& config, std::int64_t steps
     if (warmup <= steps) beyond("scheduler.params.num_decay_steps: the decay", end);
     if (end < steps) {
       notes.push_back(fmt::format(
-          "scheduler.params.num_decay_steps: the decay ends with step {}, and the run with step {}", end,
-          steps));
+          "scheduler.params.num_decay_steps: the decay ends with step {}, and the {} with step {}", end,
+          whole, steps));
     }
   } else if (type == "InverseSquareRoot") {
     beyond("scheduler.params.num_warmup_steps: the warm-up", given("num_warmup_steps", 0));
   }
   return notes;
+}
+
+std::vector<std::string> schedule_notes(const Config& config, std::int64_t steps) {
+  return detail::notes_on_schedule(config, steps, "run");
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const Config& config) {

@@ -14,6 +14,16 @@ ConfigCheck check_config(std::string_view json_text, int ranks, const std::vecto
       json_text, ranks > 0 ? std::optional(ranks) : std::nullopt, overrides, strict, origin);
   ConfigCheck check;
   check.ranks = reading.ranks;
+  if (reading.problems.empty()) {
+    // The end of the schedule has to do if the file does not tell how long the run is.
+    const std::int64_t run = reading.config.total_steps_hint;
+    const std::int64_t steps =
+        run > 0 ? run : reading.values.integer("scheduler.params.total_num_steps").value_or(0);
+    if (steps > 0) {
+      const auto notes = detail::notes_on_schedule(reading.config, steps, run > 0 ? "run" : "schedule");
+      reading.config.notes.insert(reading.config.notes.end(), notes.begin(), notes.end());
+    }
+  }
   check.ignored = std::move(reading.config.ignored);
   check.notes = std::move(reading.config.notes);
   check.refused = reading.problems.lines();

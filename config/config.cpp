@@ -374,9 +374,26 @@ void read_tensor_ranks(const Values& values, bool mesh_given, Config& config, Pr
   }
 }
 
+/// Refuses values of adapters that would be taken as the defaults of a Config made in C++.
+void refuse_empty_adapters(const Values& values, const Config& config, Problems& problems) {
+  if (!config.lora.any()) return;
+  if (values.number("tranche.lora.alpha") == 0) {
+    problems.add(
+        "tranche.lora.alpha: 0 would multiply what an adapter adds by 0; write a positive number, or leave "
+        "it "
+        "out, which is the rank");
+  }
+  if (values.has("tranche.lora.targets") && values.texts("tranche.lora.targets").empty()) {
+    problems.add(
+        "tranche.lora.targets: the list names no linear layer; name some, or leave it out, which is all but "
+        "the head");
+  }
+}
+
 /// Combines keys whose values depend on each other, after each was read separately.
 void read_together(const Values& values, Config& config, Problems& problems) {
   read_partition(values, config, problems);
+  refuse_empty_adapters(values, config, problems);
   if (config.gather_for == GatherFor::step && config.stage >= 0 && config.stage < 3) {
     config.notes.push_back(fmt::format(
         "tranche.gather_for: step has no effect: at stage {} every rank has all weights; they are "
@@ -464,6 +481,7 @@ Reading read_config_text(std::string_view text, std::optional<int> ranks,
   std::vector<std::string> notes;
   std::vector<IgnoredKey> ignored;
   expand_zero_optimization(document, notes);
+  expand_dots(document, "", reading.problems);
   apply_overrides(document, overrides, reading.problems, notes);
   expand_zero_optimization(document, notes);  // an override may use the older form too
   reading.values = check_keys(document, strict, reading.problems, ignored, overrides);
@@ -473,7 +491,10 @@ Reading read_config_text(std::string_view text, std::optional<int> ranks,
   config.notes.insert(config.notes.begin(), notes.begin(), notes.end());
   reading.ranks = ranks.value_or(ranks_of_batch(config));
   check_fields(config, reading.ranks, reading.problems);
-  if (reading.problems.empty()) note_differences(reading.values, config);
+  if (reading.problems.empty()) {
+    note_differences(reading.values, config);
+    note_idle_keys(reading.values, overrides, reading.ranks, config);
+  }
   return reading;
 }
 
@@ -485,7 +506,16 @@ Config parse(std::string_view text, int ranks, const std::vector<std::string>& o
              const std::string& origin) {
   detail::Reading reading = detail::read_config_text(text, ranks, overrides, strict, origin);
   reading.problems.raise(origin);
-  return std::move(reading.config);
+  Config& config = reading.config;
+  // A key of the command line is named; keys of a file are counted.
+  std::vector<std::string> named;
+  std::erase_if(config.ignored, [&](const IgnoredKey& key) {
+    if (!detail::is_overridden(key.key, overrides)) return false;
+    named.push_back(describe(key));
+    return true;
+  });
+  config.notes.insert(config.notes.begin(), named.begin(), named.end());
+  return std::move(config);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Reads and writes JSON text: strict parsing, overrides, and the effective configuration.
 
-#include <fmt/core.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -23,7 +24,17 @@ void Problems::raise(const std::string& origin) const {
   throw ConfigurationError(text);
 }
 
+namespace {
+
+std::string underflow(const std::string& number) {
+  return fmt::format("number underflow parsing '{}'; write 0 if that is meant", number);
+}
+
+}  // namespace
+
 Json read_json(std::string_view text, const std::string& origin) {
+  if (text.starts_with("\xff\xfe") || text.starts_with("\xfe\xff"))
+    throw ConfigurationError(fmt::format("{} is UTF-16 text; save it as UTF-8", origin));
   StrictJson strict;
   try {
     strict = strict_json(text);
@@ -39,6 +50,11 @@ Json read_json(std::string_view text, const std::string& origin) {
   }
   if (!remarks.duplicate.empty()) {
     throw ConfigurationError(fmt::format("{}: key '{}' is given twice; keep one", origin, remarks.duplicate));
+  }
+  if (!remarks.vanished.empty()) {
+    const std::size_t at = std::min(strict.text.find(remarks.vanished), strict.text.size());
+    throw ConfigurationError(fmt::format("{} is not JSON: {}: {}", origin, place_in(text, strict.origin[at]),
+                                         underflow(remarks.vanished)));
   }
   if (!document.is_object()) {
     throw ConfigurationError(
@@ -57,6 +73,47 @@ void expand_zero_optimization(Json& document, std::vector<std::string>& notes) {
 
 namespace {
 
+/// Moves `value` to `place`. Both may be blocks, with different keys. `path` is the path of `place`.
+void merge(Json& place, Json&& value, const std::string& path, Problems& problems) {
+  if (place.is_null()) {
+    place = std::move(value);
+  } else if (place.is_object() && value.is_object()) {
+    for (auto& [name, inner] : value.items())
+      merge(place[name], std::move(inner), path + "." + name, problems);
+  } else if (!value.is_null()) {
+    problems.add(fmt::format("{}: given twice, with dots in its name and in its block; keep one", path));
+  }
+}
+
+}  // namespace
+
+void expand_dots(Json& block, const std::string& path, Problems& problems) {
+  if (!block.is_object()) return;
+  std::vector<std::string> dotted;
+  for (auto& [name, value] : block.items()) {
+    const std::string key_path = path.empty() ? name : path + "." + name;
+    if (find_configuration_key(key_path) == nullptr) continue;
+    expand_dots(value, key_path, problems);
+    if (name.find('.') != std::string::npos) dotted.push_back(name);
+  }
+  for (const std::string& name : dotted) {
+    Json value = std::move(block[name]);
+    block.erase(name);
+    Json* place = &block;
+    std::string reached = path;
+    for (std::size_t begin = 0; begin <= name.size() && (place->is_object() || place->is_null());) {
+      const std::size_t end = std::min(name.find('.', begin), name.size());
+      const std::string part = name.substr(begin, end - begin);
+      reached += (reached.empty() ? "" : ".") + part;
+      place = &(*place)[part];
+      begin = end + 1;
+    }
+    merge(*place, std::move(value), reached, problems);
+  }
+}
+
+namespace {
+
 /// Adds a line for each override that a later one of the same key, or of an enclosing block, replaces.
 void note_replaced(const std::vector<std::string>& overrides, std::vector<std::string>& notes) {
   const auto path_of = [](const std::string& text) { return text.substr(0, text.find('=')); };
@@ -71,11 +128,43 @@ void note_replaced(const std::vector<std::string>& overrides, std::vector<std::s
   }
 }
 
+/// Adds to `removed` the paths of the keys that `file` gives in the block `now`, and `value`, which replaces
+/// it, does not.
+void list_removed(const std::string& path, const Json& now, const Json& value, const Json& file,
+                  std::vector<std::string>& removed) {
+  if (now.is_object() && file.is_object()) {
+    for (const auto& [name, inner] : now.items()) {
+      const auto in_file = file.find(name);
+      if (in_file == file.end()) continue;
+      const bool kept = value.is_object() && value.contains(name);
+      list_removed(path + "." + name, inner, kept ? value[name] : Json(), *in_file, removed);
+    }
+  } else if (value.is_null() && !now.is_null()) {
+    removed.push_back(path);
+  }
+}
+
+/// Adds a line if the override `text`, which replaces `now` by `value`, removes keys of the block in `file`
+/// that it does not name.
+void note_removed(const std::string& text, const std::string& path, const Json& now, const Json& value,
+                  const Json& file, std::vector<std::string>& notes) {
+  constexpr std::size_t most_names = 8;
+  std::vector<std::string> removed;
+  if (now.is_object() && !value.is_null()) list_removed(path, now, value, file, removed);
+  if (removed.empty()) return;
+  const std::size_t shown = std::min(removed.size(), most_names);
+  notes.push_back(
+      fmt::format("{} replaces the whole block, and so removes {}{} of the configuration", text,
+                  fmt::join(removed.begin(), removed.begin() + static_cast<std::ptrdiff_t>(shown), ", "),
+                  shown < removed.size() ? fmt::format(" and {} more keys", removed.size() - shown) : ""));
+}
+
 }  // namespace
 
 void apply_overrides(Json& document, const std::vector<std::string>& overrides, Problems& problems,
                      std::vector<std::string>& notes) {
   note_replaced(overrides, notes);
+  const Json file = document, absent;
   for (const std::string& text : overrides) {
     const std::size_t equals = text.find('=');
     if (equals == std::string::npos || equals == 0) {
@@ -88,9 +177,20 @@ void apply_overrides(Json& document, const std::vector<std::string>& overrides, 
       problems.add(fmt::format("override '{}' is not UTF-8, as a configuration is", text));
       continue;
     }
-    Json value = parse_json(written);
+    JsonRemarks remarks;
+    Json value = parse_json(written, &remarks);
     if (value.is_discarded()) value = written;
+    if (!remarks.duplicate.empty()) {
+      problems.add(fmt::format("override '{}': key '{}' is given twice; keep one", text, remarks.duplicate));
+      continue;
+    }
+    if (!remarks.vanished.empty()) {
+      problems.add(fmt::format("override '{}': {}", text, underflow(remarks.vanished)));
+      continue;
+    }
+    expand_dots(value, path, problems);
     Json* place = &document;
+    const Json* in_file = &file;
     std::size_t begin = 0;
     bool fits = static_cast<std::size_t>(std::count(path.begin(), path.end(), '.')) < deepest_json;
     while (fits) {
@@ -99,10 +199,12 @@ void apply_overrides(Json& document, const std::vector<std::string>& overrides, 
       fits = !name.empty() && (place->is_object() || place->is_null());
       if (!fits) break;
       place = &(*place)[name];
+      in_file = in_file->is_object() && in_file->contains(name) ? &(*in_file)[name] : &absent;
       if (dot == std::string::npos) break;
       begin = dot + 1;
     }
     if (fits) {
+      note_removed(text, path, *place, value, *in_file, notes);
       *place = std::move(value);
     } else {
       problems.add(fmt::format("override '{}': '{}' is not a path of blocks and a key", text, path));

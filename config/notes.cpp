@@ -1,6 +1,7 @@
 // Adds a note for each setting of a DeepSpeed file that has a different effect here.
 
-#include <fmt/core.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -9,6 +10,8 @@
 
 #include "config/keys.h"
 #include "config/reader.h"
+#include "core/json.h"
+#include "tranche/optim/rules.h"
 
 namespace tranche::detail {
 namespace {
@@ -164,7 +167,101 @@ void note_axes(const Values& values, Config& config) {
   }
 }
 
+/// A key that is given and has no effect, and the reason.
+struct IdleKey {
+  std::string path;
+  std::string_view why;
+};
+
+/// True if some tensor may decay.
+bool decays(const Config& config) {
+  for (const ParameterGroupRule& rule : config.group_rules) {
+    if (rule.weight_decay.value_or(0) != 0) return true;
+  }
+  const auto given = config.optimizer.parameters.find("weight_decay");
+  if (given != config.optimizer.parameters.end()) return given->second.first != 0;
+  const RuleType* const type = find_rule(config.optimizer.type);
+  return type != nullptr &&
+         std::any_of(type->rule->options.begin(), type->rule->options.end(), [](const RuleOption& option) {
+           return option.name == "weight_decay" && option.first != 0;
+         });
+}
+
+/// The keys that are given, with other values than the defaults, and have no effect beside the others.
+std::vector<IdleKey> idle_keys(const Values& values, const Config& config, int ranks) {
+  std::vector<IdleKey> idle;
+  const auto add = [&](bool used, std::initializer_list<const char*> paths, std::string_view why) {
+    for (const char* const path : paths) {
+      const Json* const given = used ? nullptr : values.json(path);
+      if (given == nullptr) continue;
+      const Json usual = parse_json(find_configuration_key(path)->default_value);
+      // A default in words is what 0 and an empty text stand for.
+      const bool asks = usual.is_discarded() ? *given != 0 && *given != "" : *given != usual;
+      if (asks) idle.push_back({path, why});
+    }
+  };
+  const OffloadConfig& offload = config.offload;
+  add(config.tensorboard.enabled, {"tensorboard.output_path", "tensorboard.job_name"},
+      "tensorboard.enabled is not true");
+  add(config.csv_monitor.enabled, {"csv_monitor.output_path", "csv_monitor.job_name"},
+      "csv_monitor.enabled is not true");
+  add(config.activation_checkpointing, {"tranche.checkpoint_every"},
+      "tranche.activation_checkpointing is not true");
+  add(config.loss_scaling,
+      {"fp16.loss_scale", "fp16.initial_scale_power", "fp16.loss_scale_window", "fp16.hysteresis",
+       "fp16.consecutive_hysteresis", "fp16.min_loss_scale"},
+      "losses are scaled in fp16 alone");
+  add(config.gradient_noise_scale, {"tranche.gradient_noise_smoothing"},
+      "tranche.gradient_noise_scale is not true");
+  add(config.mesh_of(ranks).size(MeshAxis::replicate) > 1, {"tranche.replica_sum"},
+      "the mesh has no axis replicate");
+  add(config.stage == 3,
+      {"zero_optimization.stage3_param_persistence_threshold",
+       "zero_optimization.stage3_model_persistence_threshold"},
+      "it is for stage 3");
+  add(offload.optimizer != OffloadTier::none || offload.ratio == 0,
+      {"zero_optimization.offload_optimizer.ratio"}, "the optimizer's state stays on the device");
+  add(offload.uses_nvme(),
+      {"zero_optimization.offload_optimizer.nvme_path", "zero_optimization.offload_param.nvme_path",
+       "aio.block_size", "aio.queue_depth", "tranche.host_state", "tranche.nvme_space"},
+      "nothing is on nvme");
+  add(decays(config), {"tranche.decay", "tranche.no_decay"}, "there is no weight decay");
+  return idle;
+}
+
 }  // namespace
+
+bool is_overridden(std::string_view path, const std::vector<std::string>& overrides) {
+  const auto is_within = [](std::string_view inner, std::string_view outer) {
+    return inner.starts_with(outer) && (inner.size() == outer.size() || inner[outer.size()] == '.');
+  };
+  return std::any_of(overrides.begin(), overrides.end(), [&](const std::string& text) {
+    const std::string_view given = std::string_view(text).substr(0, text.find('='));
+    return is_within(path, given) || is_within(given, path);
+  });
+}
+
+void note_idle_keys(const Values& values, const std::vector<std::string>& overrides, int ranks,
+                    Config& config) {
+  constexpr std::size_t most_names = 3;
+  std::vector<std::string> of_file;
+  for (const IdleKey& key : idle_keys(values, config, ranks)) {
+    if (is_overridden(key.path, overrides)) {
+      config.notes.push_back(fmt::format("{} has no effect: {}", key.path, key.why));
+      continue;
+    }
+    // Files carry whole blocks that they switch off, or leave to Hugging Face's trainer.
+    const std::string enabled = key.path.substr(0, key.path.find('.')) + ".enabled";
+    if (!values.has(enabled) && !values.is_automatic(enabled)) of_file.push_back(key.path);
+  }
+  if (of_file.empty()) return;
+  const std::size_t shown = std::min(of_file.size(), most_names);
+  config.notes.push_back(
+      fmt::format("{} no effect beside the other keys: {}{}",
+                  of_file.size() == 1 ? "1 key has" : fmt::format("{} keys have", of_file.size()),
+                  fmt::join(of_file.begin(), of_file.begin() + static_cast<std::ptrdiff_t>(shown), ", "),
+                  shown < of_file.size() ? fmt::format(" and {} more", of_file.size() - shown) : ""));
+}
 
 std::string value_of_automatic(const std::string& path, const Config& config) {
   return value_of(path, Json::parse(config.to_json()));

@@ -41,8 +41,12 @@ Json read_json(std::string_view text, const std::string& origin);
 /// Replaces the older form of zero_optimization, a boolean, by a block: false means stage 0, true stage 1.
 void expand_zero_optimization(Json& document, std::vector<std::string>& notes);
 
+/// Moves the values of keys with dots in their names ("optimizer.params.lr") into their blocks. `path` is the
+/// path of `block`, empty for a document.
+void expand_dots(Json& block, const std::string& path, Problems& problems);
+
 /// Applies "key.path=value" texts to the document; a value is JSON, or else text. `notes` gets a line for
-/// each one that a later one replaces.
+/// each one that a later one replaces, and for one that removes keys of the document.
 void apply_overrides(Json& document, const std::vector<std::string>& overrides, Problems& problems,
                      std::vector<std::string>& notes);
 
@@ -146,6 +150,14 @@ void check_fields(Config& config, int ranks, Problems& problems);
 /// Adds a line to Config::notes for each difference between this file's meaning here and in DeepSpeed, and
 /// one with the values of "auto". For a complete Config.
 void note_differences(const Values& values, Config& config);
+/// Adds a line to Config::notes for each key without effect beside the others that an override gives, and one
+/// for all of those that the document gives outside of blocks with a key `enabled`.
+void note_idle_keys(const Values& values, const std::vector<std::string>& overrides, int ranks,
+                    Config& config);
+/// True if an override gives this key, a key within it, or its block.
+bool is_overridden(std::string_view path, const std::vector<std::string>& overrides);
+/// schedule_notes(), with `whole` ("run") as what has so many steps.
+std::vector<std::string> notes_on_schedule(const Config& config, std::int64_t steps, std::string_view whole);
 /// Combines the keys of offloaded state, and checks them against each other.
 void read_offload(const Values& values, Config& config, Problems& problems);
 void check_offload(Config& config, Problems& problems);

@@ -37,6 +37,9 @@ std::size_t too_deep(std::string_view text) {
   return std::string_view::npos;
 }
 
+/// The most bytes of a text that a message quotes: the text may be one long word.
+constexpr std::size_t longest_quote = 200;
+
 /// Drops the parser's own prefix: "[json.exception.parse_error.101] parse error at line 1, column 2: ".
 std::string parser_message(std::string_view what) {
   constexpr std::string_view place = "parse error at ";
@@ -44,8 +47,7 @@ std::string parser_message(std::string_view what) {
   if (const auto end = what.find(": "); what.starts_with(place) && end != std::string_view::npos) {
     what.remove_prefix(end + 2);
   }
-  constexpr std::size_t longest = 200;  // it quotes the text, which may be one long word
-  return std::string(whole_characters(what, longest)) + (what.size() > longest ? "..." : "");
+  return std::string(whole_characters(what, longest_quote)) + (what.size() > longest_quote ? "..." : "");
 }
 
 /// Receives the parser's events. The JSON library's own receiver compares each new key with all earlier keys
@@ -58,7 +60,14 @@ class Builder {
   bool boolean(bool value) { return put(value); }
   bool number_integer(std::int64_t value) { return put(value); }
   bool number_unsigned(std::uint64_t value) { return put(value); }
-  bool number_float(double value, const std::string&) { return put(value); }
+  bool number_float(double value, const std::string& text) {
+    const bool is_zero = text.substr(0, text.find_first_of("eE")).find_first_of("123456789") == text.npos;
+    if (value == 0 && !is_zero && remarks_.vanished.empty()) {
+      remarks_.vanished =
+          std::string(whole_characters(text, longest_quote)) + (text.size() > longest_quote ? "..." : "");
+    }
+    return put(value);
+  }
   bool string(std::string& value) { return put(std::move(value)); }
   bool binary(Json::binary_t&) { return false; }  // JSON text has no binary values
   bool start_object(std::size_t) { return open(Json::object()); }

@@ -19,6 +19,7 @@ struct JsonRemarks {
   std::string problem;    ///< why the text cannot be read; empty if it can
   std::size_t byte = 0;   ///< position of the problem
   std::string duplicate;  ///< path ("a.b") of the first key given twice in an object; its last value counts
+  std::string vanished;   ///< the first number, as written, that is so small that a double of it is 0
 };
 
 /// Reads one value of strict JSON in UTF-8; objects keep the order of the text. The result is_discarded(),

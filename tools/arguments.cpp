@@ -385,17 +385,23 @@ std::vector<Flag> comparable_flags(const CLI::App& command) {
   return flags;
 }
 
-/// Rephrases CLI11's text about a missing or unexpected value.
-std::string plain_text(const CLI::ParseError& error) {
+/// Rephrases CLI11's text about a missing or unexpected value of a flag of the command.
+std::string plain_text(const CLI::ParseError& error, const CLI::App& command) {
   const std::string text = error.what();
   if (error.get_name() == "ConversionError") {
     // The text is "Could not convert: --steps = abc"; all converted values are numbers.
     const std::size_t name = text.find(": "), value = text.find(" = ");
     if (name != std::string::npos && value != std::string::npos) {
-      const std::string given = text.substr(value + 3);
+      const std::string flag = text.substr(name + 2, value - name - 2);
+      const CLI::Option* const option = command.get_option_no_throw(flag);
+      // The text has all values of a flag that was given several times; the last is converted.
+      const std::size_t times = option == nullptr ? 1 : option->results().size();
+      const std::string given = times > 1 ? option->results().back() : text.substr(value + 3);
       char* end = nullptr;
       std::strtod(given.c_str(), &end);
-      return fmt::format("{} '{}' is no {}", text.substr(name + 2, value - name - 2), given,
+      return fmt::format("{}{} '{}'{} is no {}", flag,
+                         times > 1 ? fmt::format(" was given {} times, and the last,", times) : "", given,
+                         times > 1 ? "," : "",
                          end != given.c_str() && *end == '\0' ? "whole number" : "number");
     }
   }
@@ -453,7 +459,13 @@ void check_numbers(CLI::App& app) {
       option->check([flag](const std::string& text) {
         char* end = nullptr;
         const double number = std::strtod(text.c_str(), &end);
-        if (end == text.c_str() || *end != '\0' || std::isfinite(number)) return std::string();
+        if (end == text.c_str() || *end != '\0') return std::string();
+        const bool is_zero = text.substr(0, text.find_first_of("eE")).find_first_of("123456789") == text.npos;
+        if (number == 0 && !is_zero && text.find_first_of("xX") == text.npos) {
+          throw ConfigurationError(
+              fmt::format("{} is {}, which is too small for a number; write 0 if that is meant", flag, text));
+        }
+        if (std::isfinite(number)) return std::string();
         throw ConfigurationError(fmt::format("{} is {}, but must be a finite number", flag, text));
       });
     }
@@ -662,7 +674,8 @@ Exit status:
     options.text = asked->help(above);
     return options;
   } catch (const CLI::ParseError& error) {
-    throw ConfigurationError(fmt::format("{}; see {} --help", plain_text(error), full_name(*innermost(app))));
+    throw ConfigurationError(
+        fmt::format("{}; see {} --help", plain_text(error, *innermost(app)), full_name(*innermost(app))));
   }
   if (app.get_subcommands().empty()) {
     const std::vector<std::string> rest = app.remaining();
@@ -705,6 +718,7 @@ Exit status:
   refuse_unknown(*innermost(*used));
   options.flags = comparable_flags(*innermost(*used));
   options.notes = repeated_flags(*innermost(*used));
+  options.sets_before = sets_before_flags(*innermost(*used));
   refuse_home_sign(*innermost(*used));
   refuse_empty(*innermost(*used));
   if (used == scale) {

@@ -1,7 +1,10 @@
 #pragma once
 /// The command line.
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -78,9 +81,13 @@ struct Options {
   bool offload_activations = false;
   std::string device = "cpu";
   std::vector<std::string> set;  ///< "key.path=value"
-  bool strict = false;           ///< unknown keys are errors in any place
-  bool verbose = false;          ///< print a line for each key without effect
-  bool documents = false;        ///< for a plan: batches contain document starts
+  /// How many values of --set stand in front of a flag (of its last value); flags in front of all are left
+  /// out.
+  std::map<std::string, std::size_t, std::less<>> sets_before;
+  std::vector<std::string> of_checkpoint;  ///< overrides that the checkpoint of --resume asks for
+  bool strict = false;                     ///< unknown keys are errors in any place
+  bool verbose = false;                    ///< print a line for each key without effect
+  bool documents = false;                  ///< for a plan: batches contain document starts
 
   std::int64_t eval_every = 0;  ///< steps; 0: only at the end
   /// The number of held-out windows in units of the step's batch; 0: all of them. Not given:

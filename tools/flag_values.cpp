@@ -26,6 +26,20 @@ std::vector<std::string> repeated_flags(const CLI::App& command) {
   return notes;
 }
 
+std::map<std::string, std::size_t, std::less<>> sets_before_flags(const CLI::App& command) {
+  std::map<std::string, std::size_t, std::less<>> before;
+  std::size_t sets = 0;
+  for (const CLI::Option* option : command.parse_order()) {
+    const std::string name = option->get_name();
+    if (name == "--set") {
+      ++sets;
+    } else if (sets > 0) {
+      before[name] = sets;
+    }
+  }
+  return before;
+}
+
 void refuse_empty(const CLI::App& command) {
   for (const CLI::Option* option : command.get_options()) {
     const std::string flag = option->get_name();

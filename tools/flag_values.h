@@ -1,7 +1,10 @@
 #pragma once
 /// Checks and notes about the values of flags, which the parser does not make.
 
+#include <cstddef>
+#include <functional>
 #include <initializer_list>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +19,10 @@ namespace tranche::tools {
 
 /// A line for each flag of the command that was given several times, of which only the last value counts.
 std::vector<std::string> repeated_flags(const CLI::App& command);
+
+/// How many values of --set stand in front of each flag of the command, of its last value. Flags in front of
+/// all of them are left out.
+std::map<std::string, std::size_t, std::less<>> sets_before_flags(const CLI::App& command);
 
 /// Throws ConfigurationError when a flag was given with an empty value, as an unset variable leaves it; a
 /// prompt and a stop text may be empty.

@@ -16,6 +16,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::StartsWith;
 
 std::vector<std::string> honoured(const ConfigCheck& check) {
@@ -114,6 +115,24 @@ TEST(ConfigCheck, AgreesWithTheOutcomesOfTheTable) {
       EXPECT_EQ(notes, expected["notes"].get<std::vector<std::string>>()) << name;
     }
   }
+}
+
+TEST(ConfigCheck, ASchedulePastTheEndOfTheRunIsNoted) {
+  const auto notes = [](const std::string& scheduler, const std::string& more = "") {
+    std::vector<std::string> found = check_config("{\"scheduler\": " + scheduler + more + "}").notes;
+    std::erase_if(found, [](const auto& note) { return note.find("ends with") == std::string::npos; });
+    return found;
+  };
+  const std::string cosine =
+      R"({"type": "WarmupCosineLR", "params": {"warmup_num_steps": 100, "total_num_steps": 50}})";
+  EXPECT_THAT(notes(cosine),
+              ElementsAre("scheduler.params.warmup_num_steps: the warm-up ends with step 100, and "
+                          "the schedule with step 50"));
+  EXPECT_THAT(
+      notes(R"({"type": "WSD", "params": {"num_decay_steps": 100}})", R"(, "tranche": {"total_steps": 10})"),
+      ElementsAre("scheduler.params.num_decay_steps: the decay ends with step 100, and the run with step "
+                  "10"));
+  EXPECT_THAT(notes(R"({"type": "WarmupLR", "params": {"warmup_num_steps": 100}})"), IsEmpty());
 }
 
 TEST(ConfigCheck, IgnoredKeysInOneLine) {

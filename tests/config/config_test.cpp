@@ -672,6 +672,23 @@ TEST(Config, WhatJsonCannotHoldIsRefused) {
               HasSubstr("nvme_path: '/x/\xff' is not UTF-8"));
 }
 
+TEST(Config, NumbersTooSmallAndTextInUtf16AreRefused) {
+  EXPECT_EQ(
+      problems("{\n  gradient_clipping: 1e-400\n}"),
+      "configuration is not JSON: line 2, column 22: number underflow parsing '1e-400'; write 0 if that is "
+      "meant");
+  EXPECT_EQ(
+      problems("{}", 1, {"optimizer.params.lr=1e-400"}),
+      "configuration: override 'optimizer.params.lr=1e-400': number underflow parsing '1e-400'; write 0 if "
+      "that is meant");
+  EXPECT_EQ(parse_config(R"({"gradient_clipping": 0e-999, "optimizer": {"params": {"lr": 1e-320}}})", 1)
+                .gradient_clipping,
+            0);
+  for (const char* mark : {"\xff\xfe", "\xfe\xff"}) {
+    EXPECT_EQ(problems(mark + std::string("{\0}\0", 4)), "configuration is UTF-16 text; save it as UTF-8");
+  }
+}
+
 TEST(Config, AKeyGivenTwiceIsAnError) {
   EXPECT_EQ(problems(R"({"bf16": {"enabled": true, "enabled": false}})"),
             "configuration: key 'bf16.enabled' is given twice; keep one");
@@ -681,6 +698,76 @@ TEST(Config, AKeyGivenTwiceIsAnError) {
       HasSubstr("key 'tranche.parameter_groups.pattern' is given twice"));
   // The same name in two blocks is not a repetition.
   EXPECT_NO_THROW(parse_config(R"({"bf16": {"enabled": true}, "fp16": {"enabled": false}})", 1));
+}
+
+TEST(Config, AdaptersWithoutAlphaOrTargetsAreRefused) {
+  EXPECT_EQ(problems("{}", 1, {"tranche.lora.rank=8", "tranche.lora.alpha=0"}),
+            "configuration: tranche.lora.alpha: 0 would multiply what an adapter adds by 0; write a positive "
+            "number, or leave it out, which is the rank");
+  EXPECT_EQ(
+      problems(R"({"tranche": {"lora": {"rank": 8, "targets": []}}})"),
+      "configuration: tranche.lora.targets: the list names no linear layer; name some, or leave it out, "
+      "which is all but the head");
+  EXPECT_EQ(parse_config(R"({"tranche": {"lora": {"rank": 8, "alpha": null}}})", 1).lora.effective_alpha(),
+            8);
+  EXPECT_FALSE(parse_config(R"({"tranche": {"lora": {"rank": 0, "alpha": 0}}})", 1).lora.any());
+}
+
+TEST(Config, AKeyWithDotsIsTheKeyInItsBlock) {
+  EXPECT_EQ(
+      problems(R"({"zero_optimization": {"stage": 3}, "zero_optimization.stage": 1})"),
+      "configuration: zero_optimization.stage: given twice, with dots in its name and in its block; keep "
+      "one");
+  EXPECT_THAT(problems(R"({"optimizer.params.lr": 0.25, "optimizer": {"type": "AdamW", "params.lr": 0.5}})"),
+              HasSubstr("optimizer.params.lr: given twice"));
+  EXPECT_THAT(problems(R"({"train_batch_size": 4, "optimizer": {"params": {"lr": 0.5, "eps": 1}},
+                           "optimizer.params": {"betas": [0.5, 0.5], "lr": "auto"}})"),
+              HasSubstr("optimizer.params.lr: given twice"));
+  EXPECT_THAT(problems(R"({"zero_optimization": true, "zero_optimization.stage": 2})"),
+              HasSubstr("zero_optimization.stage: given twice"));
+  EXPECT_THAT(problems(R"({"bf16": 1, "bf16.enabled": true})"), HasSubstr("bf16: given twice"));
+  const Config config = parse_config(
+      R"({"optimizer.params.lr": 0.25, "optimizer": {"type": "SGD", "params": {"lr": null, "momentum": 0.5}},
+          "bf16.enabled": true, "another.program": 1})",
+      1, {"optimizer.params.lr=0.125", "bf16={\"enabled\": false}", R"(optimizer={"params.lr": 0.0625})"});
+  EXPECT_EQ(config.optimizer.learning_rate, 0.0625);
+  EXPECT_EQ(config.precision.compute, DataType::float32);
+}
+
+TEST(Config, AnOverrideIsNoPlaceForAKeyTwice) {
+  EXPECT_EQ(
+      problems("{}", 1, {R"(tranche.lora={"rank": 4, "rank": 8})"}),
+      R"(configuration: override 'tranche.lora={"rank": 4, "rank": 8}': key 'rank' is given twice; keep one)");
+  EXPECT_THAT(problems("{}", 1, {R"(optimizer={"params.lr": 1, "params": {"lr": 2}})"}),
+              HasSubstr("optimizer.params.lr: given twice"));
+}
+
+TEST(Config, ANoteNamesTheKeysThatABlockOfAnOverrideRemoves) {
+  constexpr const char* file =
+      R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.5, "weight_decay": 0.1}}})";
+  const auto notes = [&](const std::vector<std::string>& overrides) {
+    std::vector<std::string> found = parse_config(file, 1, overrides).notes;
+    std::erase_if(found, [](const auto& note) { return note.find("replaces") == std::string::npos; });
+    return found;
+  };
+  EXPECT_THAT(
+      notes({R"(optimizer.params={"betas": [0.8, 0.9]})"}),
+      ElementsAre(R"(optimizer.params={"betas": [0.8, 0.9]} replaces the whole block, and so removes )"
+                  "optimizer.params.lr, optimizer.params.weight_decay of the configuration"));
+  EXPECT_THAT(notes({R"(optimizer={"type": "SGD", "params": {"lr": 1}})"}),
+              ElementsAre(HasSubstr("removes optimizer.params.weight_decay of")));
+  EXPECT_THAT(notes({R"(optimizer.params={"lr": 1, "weight_decay": 0})", "tranche.lora={\"rank\": 4}",
+                     "tranche.lora={\"rank\": 8}"}),
+              IsEmpty());
+  EXPECT_THAT(notes({"optimizer=null"}), IsEmpty());  // it says so itself
+  EXPECT_THAT(parse_config(R"({"zero_optimization": {"stage": 3}})", 1, {"zero_optimization=true"}).notes,
+              Contains(HasSubstr("zero_optimization=true replaces the whole block, and so removes "
+                                 "zero_optimization.stage of the configuration")));
+  EXPECT_THAT(problems("{}", 1, {"a~b/c=1"}), HasSubstr("unknown key 'a~b/c'"));
+  std::string keys;
+  for (int i = 0; i < 10; ++i) keys += fmt::format("{}\"{}\": 1", i == 0 ? "" : ", ", i);
+  EXPECT_THAT(check_config("{\"another\": {" + keys + "}}", 1, {"another={}"}).notes,
+              Contains(HasSubstr("another.6, another.7 and 2 more keys of the configuration")));
 }
 
 TEST(Config, OverridesReachEveryKeyBeforeAnythingIsChecked) {

@@ -36,6 +36,80 @@ TEST(ConfigNotes, WhereReducedGradientsAreKeptInFp32) {
               Contains(HasSubstr("reduced gradients are kept in fp32 (DeepSpeed: fp16)")));
 }
 
+TEST(ConfigNotes, AKeyOfTheCommandLineWithoutEffectIsNamed) {
+  const std::pair<std::vector<std::string>, std::string> cases[] = {
+      {{"tensorboard.job_name=a"}, "tensorboard.job_name has no effect: tensorboard.enabled is not true"},
+      {{"csv_monitor={\"output_path\": \"a\"}"},
+       "csv_monitor.output_path has no effect: csv_monitor.enabled is not true"},
+      {{"tranche.checkpoint_every=2"},
+       "tranche.checkpoint_every has no effect: tranche.activation_checkpointing is not true"},
+      {{"fp16.loss_scale=8"}, "fp16.loss_scale has no effect: losses are scaled in fp16 alone"},
+      {{"fp16.initial_scale_power=8"},
+       "fp16.initial_scale_power has no effect: losses are scaled in fp16 alone"},
+      {{"tranche.gradient_noise_smoothing=0.5"},
+       "tranche.gradient_noise_smoothing has no effect: tranche.gradient_noise_scale is not true"},
+      {{"tranche.replica_sum=step"}, "tranche.replica_sum has no effect: the mesh has no axis replicate"},
+      {{"zero_optimization.stage3_param_persistence_threshold=5", "zero_optimization.stage=2"},
+       "zero_optimization.stage3_param_persistence_threshold has no effect: it is for stage 3"},
+      {{"zero_optimization.offload_optimizer.ratio=0.5"},
+       "zero_optimization.offload_optimizer.ratio has no effect: the optimizer's state stays on the device"},
+      {{"zero_optimization.offload_param.nvme_path=a"},
+       "zero_optimization.offload_param.nvme_path has no effect: nothing is on nvme"},
+      {{"aio.block_size=8192"}, "aio.block_size has no effect: nothing is on nvme"},
+      {{"tranche.nvme_space=8KiB"}, "tranche.nvme_space has no effect: nothing is on nvme"},
+      {{"tranche.no_decay=[\"*\"]"}, "tranche.no_decay has no effect: there is no weight decay"},
+      {{"wandb.enabled=true"},
+       "wandb: no meaning here: every step's figures are in the report file, and with --metrics in a file as "
+       "the run goes"}};
+  for (const auto& [overrides, line] : cases) EXPECT_THAT(notes(overrides), ElementsAre(line));
+  // Values that are the defaults ask for nothing.
+  EXPECT_THAT(notes({"aio.block_size=0", "tranche.checkpoint_every=1", "fp16={\"loss_scale\": 0}",
+                     "tensorboard.output_path=\"\"", "zero_optimization.offload_optimizer.ratio=1.0"}),
+              IsEmpty());
+  const std::vector<std::string> used = notes(
+      {"tensorboard={\"enabled\": true, \"job_name\": \"a\"}",
+       "csv_monitor={\"enabled\": true, \"job_name\": \"a\"}", "tranche.activation_checkpointing=true",
+       "tranche.checkpoint_every=2", "tranche.gradient_noise_scale=true",
+       "tranche.gradient_noise_smoothing=0.5", "tranche.reduction=micro_batch", "zero_optimization.stage=3",
+       "zero_optimization.stage3_param_persistence_threshold=5", "optimizer.params.weight_decay=0.1",
+       "tranche.decay=[\"*\"]", "tranche.no_decay=[\"a\"]", "aio.block_size=8192", "tranche.nvme_space=8GiB",
+       "zero_optimization.offload_optimizer={\"device\": \"nvme\", \"nvme_path\": \"a\", \"ratio\": 0.5}"});
+  EXPECT_THAT(used, IsEmpty());
+  EXPECT_THAT(notes({"tranche.mesh=replicate=2", "tranche.replica_sum=step", "zero_optimization.stage=2"}),
+              Not(Contains(HasSubstr("no effect"))));
+  EXPECT_THAT(notes({"tranche.parameter_groups=[{\"pattern\": \"a\", \"weight_decay\": 0.1}]",
+                     "tranche.no_decay=[\"b\"]"}),
+              Not(Contains(HasSubstr("no effect"))));
+  EXPECT_THAT(notes({"bf16.enabled=false", "fp16={\"enabled\": true, \"loss_scale\": 8}"}),
+              Not(Contains(HasSubstr("no effect"))));
+}
+
+TEST(ConfigNotes, KeysOfTheFileWithoutEffectAreOneLine) {
+  const auto line = [](const std::string& keys, const std::vector<std::string>& overrides) {
+    std::vector<std::string> lines = parse_config("{" + keys + "}", 1, overrides).notes;
+    std::erase_if(lines, [](const auto& each) { return each.find("no effect") == std::string::npos; });
+    return lines;
+  };
+  EXPECT_THAT(line(R"("aio": {"block_size": 8192})", {}),
+              ElementsAre("1 key has no effect beside the other keys: aio.block_size"));
+  EXPECT_THAT(line(R"("aio": {"block_size": 8192, "queue_depth": 4}, "tranche": {"checkpoint_every": 3},
+                      "fp16": {"initial_scale_power": 8, "hysteresis": "auto"})",
+                   {"aio.queue_depth=8"}),
+              ElementsAre("aio.queue_depth has no effect: nothing is on nvme",
+                          "3 keys have no effect beside the other keys: tranche.checkpoint_every, "
+                          "fp16.initial_scale_power, aio.block_size"));
+  EXPECT_THAT(line(R"("tranche": {"checkpoint_every": 3, "no_decay": ["a"], "nvme_space": 4096},
+                      "tensorboard": {"job_name": "a"}, "csv_monitor": {"job_name": "a"})",
+                   {}),
+              ElementsAre("5 keys have no effect beside the other keys: tensorboard.job_name, "
+                          "csv_monitor.job_name, tranche.checkpoint_every and 2 more"));
+  // A block that says whether it is on may hold what it likes.
+  EXPECT_THAT(line(R"("fp16": {"enabled": "auto", "initial_scale_power": 8},
+                      "tensorboard": {"enabled": false, "job_name": "a"})",
+                   {}),
+              IsEmpty());
+}
+
 TEST(ConfigNotes, WhereGradientsAreNotClipped) {
   EXPECT_THAT(
       notes({"gradient_clipping=null"}),

@@ -46,6 +46,18 @@ TEST(Json, OfAKeyGivenTwiceTheLastValueCountsAndThePathIsKnown) {
   EXPECT_EQ(remarks.duplicate, "b.c.d");
 }
 
+TEST(Json, ANumberThatADoubleTurnsInto0IsKnown) {
+  const auto vanished = [](std::string_view text) {
+    JsonRemarks remarks;
+    EXPECT_FALSE(parse_json(text, &remarks).is_discarded());
+    return remarks.vanished;
+  };
+  EXPECT_EQ(vanished(R"({"a": [1e-320, 1e-400, -2e-999]})"), "1e-400");
+  EXPECT_EQ(vanished("-0.01e-999"), "-0.01e-999");
+  EXPECT_EQ(vanished(R"([0, 0.0, 0.00e-999, -0.0, "1e-400"])"), "");
+  EXPECT_EQ(vanished("0." + std::string(5000, '0') + "1"), "0." + std::string(198, '0') + "...");
+}
+
 // The library's parser accepts any depth, but its printing recurses and would overflow the stack.
 TEST(Json, IsNoDeeperThanItMayBe) {
   EXPECT_EQ(problem_of(nested(64)), "");

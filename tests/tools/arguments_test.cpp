@@ -236,8 +236,8 @@ TEST(Arguments, Studies) {
   EXPECT_EQ(options.scale.hostfile, "h");
   EXPECT_THAT(options.scale.launcher_arguments, ElementsAre("--map-by", "node", "--set"));
   // The flags of runs, as they were given; the model is always among them.
-  EXPECT_THAT(options.scale.train_flags, ElementsAre("--model", "m", "--set", "a.b=1", "--set", "c=2",
-                                                     "--offload-activations", "--threads", "2"));
+  EXPECT_THAT(options.scale.train_flags, ElementsAre("--set", "a.b=1", "--model", "m", "--threads", "2",
+                                                     "--set", "c=2", "--offload-activations"));
   EXPECT_THAT(options.set, ElementsAre("a.b=1", "c=2"));
   const Options plain = parse_arguments({"scale", "--out", "s", "--ranks", "1"});
   EXPECT_THAT(plain.scale.stages, ElementsAre(0, 1, 2, 3));
@@ -333,6 +333,11 @@ TEST(Arguments, FlagsOfCheckpointsNeedEachOther) {
 TEST(Arguments, ValuesThatAreNone) {
   EXPECT_EQ(error_of({"train", "--stage", "three"}),
             "--stage 'three' is no number; see tranche train --help");
+  EXPECT_EQ(error_of({"train", "--steps", "3", "--steps", "1e1"}),
+            "--steps was given 2 times, and the last, '1e1', is no whole number; see tranche train --help");
+  EXPECT_EQ(error_of({"train", "--lr", "1e-400"}),
+            "--lr is 1e-400, which is too small for a number; write 0 if that is meant");
+  EXPECT_EQ(parse_arguments({"train", "--lr", "0.0e-999"}).learning_rate, 0);
   EXPECT_EQ(error_of({"plan", "--ranks", "1.5"}),
             "--ranks '1.5' is no whole number; see tranche plan --help");
   EXPECT_EQ(error_of({"train", "--stage"}), "--stage needs a value behind it; see tranche train --help");

@@ -91,7 +91,7 @@ CASES = [
     ("plan --model gpt-nano --set pipeline.stages=auto --set pipeline.partition=uniform",
      ["pipeline.stages: \"auto\" is 1: write the number of stages for a pipeline", "pipeline.partition has no effect: the mesh has no axis pipeline"]),
     ("plan --model gpt-nano --ranks 2 --set pipeline.stages=2 --set pipeline.partition=best --set pipeline.seed_layers=true",
-     ["pipeline.partition: best is tranche.pipeline_cuts balanced", "1 key of the configuration has no effect here"]),
+     ["pipeline.partition: best is tranche.pipeline_cuts balanced", "pipeline.seed_layers: no meaning here: random numbers are keyed by tensor"]),
     ("plan --model gpt-nano --ranks 4 --mesh pipeline=2,shard=2 --stage 3 --accumulate 4",
      ["ZeRO stage 3 gathers the weights of pipeline stage 1 anew for each of 4 micro-batches: a rank sends "]),
     ("plan --model gpt-nano --set zero_optimization=true", ["zero_optimization: true is taken as stage 1"]),

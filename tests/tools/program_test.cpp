@@ -363,6 +363,49 @@ TEST(Program, EvaluatesTheInitialWeights) {
   EXPECT_TRUE(report["steps"].empty());
 }
 
+TEST(Program, ASearchSaysOfNoKeyThatItHasNoEffect) {
+  const std::vector<std::string> plan{"plan", "--model", "gpt-nano", "--nvme-space", "1GiB"};
+  EXPECT_THAT(test::run(plan).out, HasSubstr("tranche.nvme_space has no effect: nothing is on nvme"));
+  std::vector<std::string> search = plan;
+  search.insert(search.end(), {"--fit", "1GiB"});
+  const ProgramResult found = test::run(search);
+  EXPECT_EQ(found.status, 0) << found.errors;
+  EXPECT_EQ(found.out.find("no effect"), found.out.npos) << found.out;
+}
+
+TEST(Program, EvaluatesHeldOutDataWithoutTrainingData) {
+  const TemporaryFolder folder;
+  const std::string text = folder.write("a.txt", test::some_text(3000));
+  const auto evaluate = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments{"evaluate",
+                                       "--model",
+                                       "gpt-nano",
+                                       "--validation-data",
+                                       text,
+                                       "--sequence",
+                                       "16",
+                                       "--threads",
+                                       "1",
+                                       "--debug-peak-seconds",
+                                       "0.01",
+                                       "--set",
+                                       "tranche.workspace=8MiB"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return test::run(arguments);
+  };
+  const auto loss = [](const ProgramResult& result) {
+    EXPECT_EQ(result.status, 0) << result.errors;
+    return result.out.substr(std::min(result.out.find("validation loss"), result.out.size()));
+  };
+  const ProgramResult alone = evaluate({});
+  EXPECT_THAT(alone.out, HasSubstr("windows of 16 tokens, 187 held out, 187 of them evaluated"));
+  EXPECT_THAT(loss(alone), HasSubstr("over 2992 tokens"));
+  EXPECT_EQ(loss(alone), loss(evaluate({"--data", folder.write("b.txt", test::some_text(500))})));
+  EXPECT_THAT(evaluate({"--ngrams"}).errors,
+              HasSubstr("--ngrams counts the n-grams of --data; give it the text"));
+  EXPECT_THAT(test::run({"evaluate", "--model", "gpt-nano"}).errors, HasSubstr("no data: give --data"));
+}
+
 TEST(Program, InfoIsATableOrJson) {
   const ProgramResult table = test::run({"info"});
   EXPECT_EQ(table.status, 0);

@@ -2,8 +2,12 @@
 
 #include <gmock/gmock.h>
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
+#include <thread>
 
 #include "tests/tools/temporary.h"
 #include "tranche/core/error.h"
@@ -14,6 +18,7 @@ namespace {
 
 using test::message_of;
 using test::TemporaryFolder;
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -22,7 +27,7 @@ Options train(std::vector<std::string> arguments) {
   return parse_arguments(arguments);
 }
 
-TEST(Settings, FlagsOverrideTheFileAndSetOverridesFlags) {
+TEST(Settings, FlagsAndSetOverrideTheFile) {
   const TemporaryFolder folder;
   const std::string file = folder.write("ds.json", R"({
     "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 1},
@@ -145,6 +150,53 @@ TEST(Settings, DtypeReplacesWhicheverNameTheFileUses) {
               HasSubstr("--dtype fp64 is not one of fp32, bf16, fp16"));
 }
 
+TEST(Settings, FlagsAndSetApplyInTheOrderOfTheCommandLine) {
+  EXPECT_THAT(
+      overrides_of(train({"--stage",
+                          "3",
+                          "--lr",
+                          "0.5",
+                          "--set",
+                          "optimizer.params.lr=0.25",
+                          "--stage",
+                          "0",
+                          "--lr=0.125",
+                          "--set",
+                          "optimizer.params.lr=0.0625",
+                          "--offload-activations",
+                          "--nvme-path",
+                          "d",
+                          "--dtype",
+                          "fp32",
+                          "--offload-optimizer",
+                          "cpu",
+                          "--checkpoint-dir",
+                          "c",
+                          "--threads",
+                          "1"}),
+                   R"({"zero_optimization": {"cpu_offload": true}})"),
+      ElementsAre("tranche.save_buffer=true", "optimizer.params.lr=0.25", "zero_optimization.stage=0",
+                  "optimizer.params.lr=0.125", "optimizer.params.lr=0.0625", "tranche.threads=1",
+                  "zero_optimization.offload_optimizer.device=\"cpu\"", "zero_optimization.cpu_offload=false",
+                  "zero_optimization.offload_optimizer.nvme_path=\"d\"",
+                  "zero_optimization.offload_param.nvme_path=\"d\"",
+                  "activation_checkpointing.cpu_checkpointing=true", "tranche.activation_checkpointing=true",
+                  "bf16.enabled=false", "fp16.enabled=false"));
+  const Config behind = read_config(train({"--set", "optimizer.params.lr=0.5", "--lr", "0.01"}), 1);
+  EXPECT_EQ(behind.optimizer.learning_rate, 0.01);
+  EXPECT_THAT(behind.notes,
+              Contains("optimizer.params.lr=0.5 is replaced by optimizer.params.lr=0.01, which was "
+                       "given behind it"));
+  const Config in_front = read_config(train({"--lr", "0.01", "--set", "optimizer.params.lr=0.5"}), 1);
+  EXPECT_EQ(in_front.optimizer.learning_rate, 0.5);
+  EXPECT_THAT(in_front.notes, Contains(HasSubstr("lr=0.01 is replaced by optimizer.params.lr=0.5")));
+  // Overrides of a checkpoint stand in front of all.
+  Options resumed = train({"--set", "optimizer.params.lr=0.5", "--lr", "0.01"});
+  resumed.of_checkpoint = {"gradient_clipping=1.0"};
+  EXPECT_THAT(overrides_of(resumed, "{}"),
+              ElementsAre("gradient_clipping=1.0", "optimizer.params.lr=0.5", "optimizer.params.lr=0.01"));
+}
+
 TEST(Settings, ARateThatTheScheduleDoesNotFollowIsSaid) {
   const auto said = [](const std::vector<std::string>& sets) {
     std::vector<std::string> flags{"--lr", "0.5"};
@@ -174,6 +226,55 @@ TEST(Settings, ARateThatTheScheduleDoesNotFollowIsSaid) {
             "--lr has no effect: optimizer.params.muon_lr and adam_lr are the rates of all tensors");
   EXPECT_EQ(said({muon, own}), "");
   EXPECT_EQ(said({}), "");
+}
+
+TEST(Settings, AFlagWithoutEffectIsNamedInPlaceOfItsKey) {
+  const auto said = [](const std::vector<std::string>& flags) {
+    std::vector<std::string> notes = resolve_settings(train(flags), 1).config.notes;
+    std::erase_if(notes, [](const std::string& note) {
+      return note.find("effect") == note.npos && note.find("--keep-every") == note.npos;
+    });
+    return notes;
+  };
+  EXPECT_THAT(
+      said({"--nvme-space", "1GiB", "--nvme-path", "a", "--offload-ratio", "0.5", "--host-state", "1MiB"}),
+      ElementsAre("--offload-ratio has no effect: the optimizer's state stays on the device",
+                  "--host-state has no effect: nothing is on nvme",
+                  "--nvme-space has no effect: nothing is on nvme",
+                  "--nvme-path has no effect: nothing is on nvme"));
+  EXPECT_THAT(said({"--set", "tranche.nvme_space=1GiB"}),
+              ElementsAre("tranche.nvme_space has no effect: nothing is on nvme"));
+  EXPECT_THAT(said({"--offload-optimizer", "nvme", "--nvme-space", "1GiB", "--nvme-path", "a",
+                    "--offload-ratio", "0.5", "--host-state", "1MiB"}),
+              testing::IsEmpty());
+  const Options evaluated = parse_arguments({"evaluate", "--from", "c", "--seed", "3"});
+  EXPECT_THAT(resolve_settings(evaluated, 1).config.notes,
+              Contains("--seed has no effect: the weights are those of --from"));
+  const std::vector<std::string> keeps{"--checkpoint-dir", "c", "--keep-last", "1", "--save-every", "2"};
+  const auto keep_every = [&](const std::string& steps) {
+    std::vector<std::string> flags = keeps;
+    flags.insert(flags.end(), {"--keep-every", steps});
+    return said(flags);
+  };
+  EXPECT_THAT(
+      keep_every("3"),
+      ElementsAre("--keep-every 3 keeps multiples of --save-every 2 alone: other steps are not saved"));
+  EXPECT_THAT(keep_every("4"), testing::IsEmpty());
+}
+
+TEST(Settings, AnEmptyPipeIsExplained) {
+  const TemporaryFolder folder;
+  const std::string pipe = folder.path("pipe");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  std::thread writer([&] { std::ofstream(pipe) << " \n"; });
+  EXPECT_EQ(
+      message_of<ConfigurationError>([&] {
+        read_config(train({"--config", pipe}), 1);
+      }),
+      "configuration file '" + pipe +
+          "' is empty; under mpirun rank 0 alone has standard input, and one rank alone reads a pipe: write "
+          "the configuration to a file, and give that");
+  writer.join();
 }
 
 TEST(Settings, StepsAndSequenceHaveDefaults) {

@@ -149,6 +149,13 @@ planner::PlanRequest plan_request(const Options& options) {
   request.verbose = options.verbose;
   request.model = planner::load_plan_model(options.model, options.models);
   request.config = read_config(options, request.ranks);
+  // A search may choose what keys need that have no effect in the configuration as it is given.
+  if (options.fit) {
+    std::erase_if(request.config.notes, [](const std::string& note) {
+      return note.find(" has no effect: ") != note.npos ||
+             note.find(" no effect beside the other keys") != note.npos;
+    });
+  }
   if (options.ranks_per_node > options.ranks) {
     request.config.notes.push_back(fmt::format("--ranks-per-node {} is taken as {}, the ranks of the run",
                                                options.ranks_per_node, options.ranks));

@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "tools/flag_values.h"
 #include "tranche/core/error.h"
 #include "tranche/planner/planner.h"
 
@@ -141,20 +142,28 @@ std::vector<std::string> take_launcher_arguments(std::vector<std::string>& argum
 }
 
 std::vector<std::string> given_flags(const CLI::App& command, const std::vector<std::string>& names) {
+  const auto sets_before = sets_before_flags(command);
+  const CLI::Option* const set = command.get_option_no_throw("--set");
+  const std::size_t sets = set == nullptr ? 0 : set->count();
   std::vector<std::string> flags;
-  for (const std::string& name : names) {
-    const CLI::Option* option = command.get_option_no_throw(name);
-    if (option == nullptr || option->count() == 0) continue;
-    if (option->get_expected_max() == 0) {
-      flags.push_back(name);
-      continue;
+  for (std::size_t before = 0; before <= sets; ++before) {
+    for (const std::string& name : names) {
+      const CLI::Option* option = command.get_option_no_throw(name);
+      if (option == nullptr || option == set || option->count() == 0) continue;
+      const auto known = sets_before.find(name);
+      if ((known == sets_before.end() ? 0 : known->second) != before) continue;
+      if (option->get_expected_max() == 0) {
+        flags.push_back(name);
+        continue;
+      }
+      const bool all = option->get_multi_option_policy() == CLI::MultiOptionPolicy::TakeAll;
+      const std::vector<std::string>& results = option->results();
+      for (std::size_t i = all ? 0 : results.size() - 1; i < results.size(); ++i) {
+        flags.push_back(name);
+        flags.push_back(results[i]);
+      }
     }
-    const bool all = option->get_multi_option_policy() == CLI::MultiOptionPolicy::TakeAll;
-    const std::vector<std::string>& results = option->results();
-    for (std::size_t i = all ? 0 : results.size() - 1; i < results.size(); ++i) {
-      flags.push_back(name);
-      flags.push_back(results[i]);
-    }
+    if (before < sets) flags.insert(flags.end(), {"--set", set->results()[before]});
   }
   return flags;
 }

@@ -52,7 +52,8 @@ std::vector<std::string> parse_list(const std::string& text, const char* flag, c
 /// Removes and returns the arguments of `tranche scale` after the first "--", which are for the launcher.
 std::vector<std::string> take_launcher_arguments(std::vector<std::string>& arguments);
 
-/// The flags of `names` that were given to the subcommand, in the form of a command line.
+/// The flags of `names` that were given to the subcommand, in the form of a command line. Each stands behind
+/// the same values of --set as there.
 std::vector<std::string> given_flags(const CLI::App& command, const std::vector<std::string>& names);
 
 /// Throws ConfigurationError for flags of `train`, among the unknown ones, that a study does not accept.

@@ -223,6 +223,7 @@ void ScaleStudy::choose_threads() {
   const int by_default = goes_on ? saved["threads"].get<int>() : std::max(1, cores / most);
   facts_.threads = options_.threads.value_or(by_default);
   options_.threads = facts_.threads;
+  options_.sets_before["--threads"] = options_.set.size();
   added_flags_.insert(added_flags_.end(), {"--threads", std::to_string(facts_.threads)});
 }
 
@@ -278,7 +279,12 @@ void ScaleStudy::choose_batches() {
 
 Options ScaleStudy::at(const PointKey& point) const {
   Options options = options_;
-  if (!point.mesh.empty()) options.mesh = point.mesh;
+  // The command of a run gives mesh and stage behind the flags of the study.
+  if (!point.mesh.empty()) {
+    options.mesh = point.mesh;
+    options.sets_before["--mesh"] = options.set.size();
+  }
+  options.sets_before["--stage"] = options.set.size();
   options.ranks = point.ranks;
   options.stage = point.stage;
   options.steps = facts_.warmup + facts_.steps;

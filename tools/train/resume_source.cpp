@@ -154,13 +154,13 @@ void require_tokens(const Options& options, const RunIdentity& present, const Re
   const std::string folder = found == places.end() ? "" : *found;
   if (folder.empty() && source.tokenizer->vocabulary <= most_byte_tokens) return;
   throw ConfigurationError(
-      fmt::format("--data '{}' holds bytes, but the weights of {} are of {}, whose numbers mean other text: "
+      fmt::format("{} holds bytes, but the weights of {} are of {}, whose numbers mean other text: "
                   "make such tokens first, "
                   "tranche tokenize --data FILE --tokenizer {} --out FILE.safetensors; or take the bytes all "
                   "the same with "
                   "--data-format {}",
-                  options.data, source.folder, describe(*source.tokenizer),
-                  folder.empty() ? "FOLDER" : "'" + folder + "'",
+                  options.data.empty() ? "--validation-data" : fmt::format("--data '{}'", options.data),
+                  source.folder, describe(*source.tokenizer), folder.empty() ? "FOLDER" : "'" + folder + "'",
                   options.data.ends_with(".safetensors") ? "safetensors" : "text"));
 }
 

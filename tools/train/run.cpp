@@ -61,8 +61,10 @@ void require_same(Launch& launch, const Settings& settings, const Data& data) {
     }
   };
   std::string weights;
-  for (const training::Mixture::Source& source : data.mixture->sources())
-    weights += fmt::format("{} ", source.weight);
+  if (data.mixture != nullptr) {
+    for (const training::Mixture::Source& source : data.mixture->sources())
+      weights += fmt::format("{} ", source.weight);
+  }
   launch.require_same("the weights of --data", weights, "give all ranks the same weights");
   require_file(*data.training, "training");
   std::string names;
@@ -188,8 +190,8 @@ int Run::keep_earlier_defaults() {
   kept.clipping = launch.broadcast_from_root(kept.clipping ? 1 : 0) != 0;
   if (!kept.any()) return 0;
   return launch.agree([&] {
-    if (kept.bf16) options.set.insert(options.set.begin(), "bf16.enabled=true");
-    if (kept.clipping) options.set.insert(options.set.begin(), "gradient_clipping=1.0");
+    if (kept.bf16) options.of_checkpoint.insert(options.of_checkpoint.begin(), "bf16.enabled=true");
+    if (kept.clipping) options.of_checkpoint.insert(options.of_checkpoint.begin(), "gradient_clipping=1.0");
     settings = resolve_settings(options, launch.size());
     const auto say = [&](std::string_view key, std::string_view value, std::string_view otherwise) {
       settings.config.notes.push_back(fmt::format(
@@ -210,7 +212,7 @@ int Run::take_adapters() {
       const std::string from = resume_source.folder.empty() ? "the checkpoint" : resume_source.folder;
       return require_same_adapters(adapters_from_text(saved), settings.config.lora, from);
     }
-    options.set.insert(options.set.begin(), "tranche.lora=" + saved);
+    options.of_checkpoint.insert(options.of_checkpoint.begin(), "tranche.lora=" + saved);
     settings = resolve_settings(options, launch.size());
   });
 }
@@ -339,9 +341,11 @@ void Run::show_start() {
     if (formats.find(format) == std::string::npos)
       formats += fmt::format("{}{}", formats.empty() ? "" : ", ", format);
   }
-  print_row("data", fmt::format("{} ({}): {} windows of {} tokens to train", options.data, formats,
-                                data.training->count(), settings.sequence) +
-                        (named ? "" : fmt::format(", {}", held_out(data.validation.front()))));
+  const std::string trained = data.training_files.empty()
+                                  ? fmt::format("windows of {} tokens", settings.sequence)
+                                  : fmt::format("{} ({}): {} windows of {} tokens to train", options.data,
+                                                formats, data.training->count(), settings.sequence);
+  print_row("data", trained + (named ? "" : fmt::format(", {}", held_out(data.validation.front()))));
   for (const ValidationSet& set : data.validation) {
     if (named) print_row("held out: " + set.name, held_out(set));
   }

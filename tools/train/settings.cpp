@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/digest.h"
@@ -35,20 +36,45 @@ nlohmann::json keys_of(const std::string& text) {
   }
 }
 
+/// Collects overrides of the configuration in the order of the command line: each flag behind the values of
+/// --set that stand in front of it.
+class Overrides {
+ public:
+  explicit Overrides(const Options& options) : options_(options), behind_(options.set.size() + 1) {}
+
+  void add(std::string_view flag, std::string text) {
+    const auto before = options_.sets_before.find(flag);
+    const std::size_t sets = before == options_.sets_before.end() ? 0 : before->second;
+    behind_[std::min(sets, options_.set.size())].push_back(std::move(text));
+  }
+  std::vector<std::string> in_order() const {
+    std::vector<std::string> all = options_.of_checkpoint;
+    for (std::size_t i = 0; i < behind_.size(); ++i) {
+      all.insert(all.end(), behind_[i].begin(), behind_[i].end());
+      if (i < options_.set.size()) all.push_back(options_.set[i]);
+    }
+    return all;
+  }
+
+ private:
+  const Options& options_;
+  std::vector<std::vector<std::string>> behind_;  ///< flags behind none, one, two, ... of the --set
+};
+
 /// Sets the location of state. Older keys in the file that would contradict the flags are removed.
-void override_offload(const Options& options, const nlohmann::json& document,
-                      std::vector<std::string>& overrides) {
+void override_offload(const Options& options, const nlohmann::json& document, Overrides& overrides) {
   const auto uses = [&](const char* older) {
     return document.is_object() && document.contains("zero_optimization") &&
            document["zero_optimization"].is_object() && document["zero_optimization"].contains(older);
   };
-  const auto tier = [&](const char* block, const char* older, const std::optional<std::string>& value) {
+  const auto tier = [&](const char* flag, const char* block, const char* older,
+                        const std::optional<std::string>& value) {
     if (!value) return;
-    overrides.push_back(fmt::format("zero_optimization.{}.device=\"{}\"", block, *value));
-    if (uses(older)) overrides.push_back(fmt::format("zero_optimization.{}=false", older));
+    overrides.add(flag, fmt::format("zero_optimization.{}.device=\"{}\"", block, *value));
+    if (uses(older)) overrides.add(flag, fmt::format("zero_optimization.{}=false", older));
   };
-  tier("offload_optimizer", "cpu_offload", options.offload_optimizer);
-  tier("offload_param", "cpu_offload_param", options.offload_parameters);
+  tier("--offload-optimizer", "offload_optimizer", "cpu_offload", options.offload_optimizer);
+  tier("--offload-param", "offload_param", "cpu_offload_param", options.offload_parameters);
   if (options.nvme_path) {
     if (!detail::is_utf8(*options.nvme_path)) {
       throw ConfigurationError(
@@ -56,15 +82,16 @@ void override_offload(const Options& options, const nlohmann::json& document,
                       *options.nvme_path));
     }
     const std::string path = nlohmann::json(*options.nvme_path).dump();
-    overrides.push_back("zero_optimization.offload_optimizer.nvme_path=" + path);
-    overrides.push_back("zero_optimization.offload_param.nvme_path=" + path);
+    overrides.add("--nvme-path", "zero_optimization.offload_optimizer.nvme_path=" + path);
+    overrides.add("--nvme-path", "zero_optimization.offload_param.nvme_path=" + path);
   }
   if (options.offload_ratio) {
-    overrides.push_back(fmt::format("zero_optimization.offload_optimizer.ratio={}", *options.offload_ratio));
+    overrides.add("--offload-ratio",
+                  fmt::format("zero_optimization.offload_optimizer.ratio={}", *options.offload_ratio));
   }
   if (options.offload_activations) {
-    overrides.emplace_back("activation_checkpointing.cpu_checkpointing=true");
-    overrides.emplace_back("tranche.activation_checkpointing=true");
+    overrides.add("--offload-activations", "activation_checkpointing.cpu_checkpointing=true");
+    overrides.add("--offload-activations", "tranche.activation_checkpointing=true");
   }
 }
 
@@ -79,45 +106,45 @@ std::int64_t held_out_windows(const Options& options, const Settings& settings) 
 }  // namespace
 
 std::vector<std::string> overrides_of(const Options& options, const std::string& config_text) {
-  std::vector<std::string> overrides;
-  const auto number = [&](const char* key, const auto& value) {
-    if (value) overrides.push_back(fmt::format("{}={}", key, *value));
+  Overrides overrides(options);
+  const auto number = [&](const char* flag, const char* key, const auto& value) {
+    if (value) overrides.add(flag, fmt::format("{}={}", key, *value));
   };
-  number("zero_optimization.stage", options.stage);
-  number("train_micro_batch_size_per_gpu", options.micro_batch);
-  number("gradient_accumulation_steps", options.accumulate);
-  number("tranche.seed", options.seed);
-  number("tranche.threads", options.threads);
-  number("optimizer.params.lr", options.learning_rate);
-  if (options.mesh) overrides.push_back(fmt::format("tranche.mesh={}", nlohmann::json(*options.mesh).dump()));
-  const auto size = [&](const char* key, const std::optional<std::string>& value) {
+  number("--stage", "zero_optimization.stage", options.stage);
+  number("--micro-batch", "train_micro_batch_size_per_gpu", options.micro_batch);
+  number("--accumulate", "gradient_accumulation_steps", options.accumulate);
+  number("--seed", "tranche.seed", options.seed);
+  number("--threads", "tranche.threads", options.threads);
+  number("--lr", "optimizer.params.lr", options.learning_rate);
+  if (options.mesh)
+    overrides.add("--mesh", fmt::format("tranche.mesh={}", nlohmann::json(*options.mesh).dump()));
+  const auto size = [&](const char* flag, const char* key, const std::optional<std::string>& value) {
     if (!value) return;
     (void)parse_byte_size(*value);  // its error names the accepted forms
-    overrides.push_back(fmt::format("{}=\"{}\"", key, *value));
+    overrides.add(flag, fmt::format("{}=\"{}\"", key, *value));
   };
-  size("tranche.device_memory", options.device_memory);
-  size("tranche.host_memory", options.host_memory);
+  size("--device-memory", "tranche.device_memory", options.device_memory);
+  size("--host-memory", "tranche.host_memory", options.host_memory);
   if (options.host_state == "auto") {
-    overrides.emplace_back("tranche.host_state=\"auto\"");
+    overrides.add("--host-state", "tranche.host_state=\"auto\"");
   } else {
-    size("tranche.host_state", options.host_state);
+    size("--host-state", "tranche.host_state", options.host_state);
   }
-  size("tranche.nvme_space", options.nvme_space);
+  size("--nvme-space", "tranche.nvme_space", options.nvme_space);
   const nlohmann::json document = keys_of(config_text);
   override_offload(options, document, overrides);
   // The buffer for saves is allocated at the start, so that the report's peak does not depend on whether one
-  // happened.
-  if (!options.checkpoint_dir.empty()) overrides.emplace_back("tranche.save_buffer=true");
+  // happened. --set may do without it, wherever it stands.
+  if (!options.checkpoint_dir.empty()) overrides.add("", "tranche.save_buffer=true");
   if (options.dtype) {
     const DataType dtype = dtype_of_flag(*options.dtype);
     // Two names of one key are refused, so the flag replaces the name that the file uses.
     const bool older = document.is_object() && document.contains("bfloat16");
-    overrides.push_back(
-        fmt::format("{}.enabled={}", older ? "bfloat16" : "bf16", dtype == DataType::bfloat16));
-    overrides.push_back(fmt::format("fp16.enabled={}", dtype == DataType::float16));
+    overrides.add("--dtype",
+                  fmt::format("{}.enabled={}", older ? "bfloat16" : "bf16", dtype == DataType::bfloat16));
+    overrides.add("--dtype", fmt::format("fp16.enabled={}", dtype == DataType::float16));
   }
-  overrides.insert(overrides.end(), options.set.begin(), options.set.end());
-  return overrides;
+  return overrides.in_order();
 }
 
 std::string default_configuration(const Options& options) {
@@ -133,11 +160,28 @@ std::string default_configuration(const Options& options) {
   return json.dump();
 }
 
+namespace {
+
+/// Reads a configuration. Standard input, and a pipe, may be empty because another rank has read them.
+std::string read_config_text(const std::string& path) {
+  std::string text = detail::read_text_file(path, "configuration file", detail::Pipes::allowed);
+  std::error_code unknown;
+  const bool pipe = path == "/dev/stdin" || std::filesystem::is_fifo(path, unknown);
+  if (pipe && text.find_first_not_of(" \t\r\n") == std::string::npos) {
+    throw ConfigurationError(fmt::format(
+        "configuration file '{}' is empty; under mpirun rank 0 alone has standard input, and one rank alone "
+        "reads a pipe: write the configuration to a file, and give that",
+        path));
+  }
+  return text;
+}
+
+}  // namespace
+
 Config read_config(const Options& options, int ranks) {
   const bool given = !options.config.empty();
   if (given && options.config_text->first != options.config) {
-    *options.config_text = {
-        options.config, detail::read_text_file(options.config, "configuration file", detail::Pipes::allowed)};
+    *options.config_text = {options.config, read_config_text(options.config)};
   }
   const std::string text = given ? options.config_text->second : default_configuration(options);
   const std::string origin =
@@ -186,29 +230,45 @@ std::string reason_without_rate(const Config& config) {
   return {};
 }
 
-/// A line for each flag that has no effect beside the others, or was given several times.
-std::vector<std::string> notes_on_flags(const Options& options, const Config& config) {
+/// Adds to the notes a line for each flag that has no effect beside the others, in place of the lines about
+/// its keys, or that was given several times.
+void note_flags(const Options& options, Config& config) {
   std::vector<std::string> notes = options.notes;
-  const auto note = [&](bool idle, const char* flag, std::string_view why) {
+  const auto note = [&](bool idle, const char* flag, std::string_view why,
+                        std::initializer_list<std::string_view> keys = {}) {
     const bool given = std::any_of(options.flags.begin(), options.flags.end(), [&](const Flag& each) {
       return each.name == flag && each.value != "not given";
     });
-    if (given && idle) notes.push_back(fmt::format("{} has no effect: {}", flag, why));
+    if (!given || !idle) return;
+    notes.push_back(fmt::format("{} has no effect: {}", flag, why));
+    std::erase_if(config.notes, [&](const std::string& line) {
+      return std::any_of(keys.begin(), keys.end(), [&](std::string_view key) {
+        return line.starts_with(fmt::format("{} has no effect: ", key));
+      });
+    });
   };
   const OffloadConfig& offload = config.offload;
   note(!options.validation_data.empty(), "--validation-fraction", "--validation-data is held out");
   note(options.max_seconds == 0, "--min-steps", "it is for runs that --max-seconds ends");
   note(options.keep_last == 0, "--keep-every", "without --keep-last every checkpoint is kept");
+  if (options.keep_last > 0 && options.keep_every > 0 && options.save_every > 0 &&
+      options.keep_every % options.save_every != 0) {
+    notes.push_back(
+        fmt::format("--keep-every {} keeps multiples of --save-every {} alone: other steps are not saved",
+                    options.keep_every, options.save_every));
+  }
   const std::string without_rate = reason_without_rate(config);
   note(!without_rate.empty(), "--lr", without_rate);
-  note(offload.optimizer == OffloadTier::none, "--offload-ratio",
-       "the optimizer's state stays on the device");
-  note(!offload.uses_nvme(), "--host-state", "nothing is on nvme");
-  note(offload.optimizer != OffloadTier::nvme && offload.parameters != OffloadTier::nvme, "--nvme-path",
-       "nothing is on nvme");
+  note(!options.from.empty(), "--seed", "the weights are those of --from");
+  note(offload.optimizer == OffloadTier::none, "--offload-ratio", "the optimizer's state stays on the device",
+       {"zero_optimization.offload_optimizer.ratio"});
+  note(!offload.uses_nvme(), "--host-state", "nothing is on nvme", {"tranche.host_state"});
+  note(!offload.uses_nvme() && !options.fit, "--nvme-space", "nothing is on nvme", {"tranche.nvme_space"});
+  note(!offload.uses_nvme(), "--nvme-path", "nothing is on nvme",
+       {"zero_optimization.offload_optimizer.nvme_path", "zero_optimization.offload_param.nvme_path"});
   note(options.resume.empty() && options.resume_weights_only.empty() && options.from.empty(), "--base",
        "no checkpoint is read");
-  return notes;
+  config.notes.insert(config.notes.end(), notes.begin(), notes.end());
 }
 
 }  // namespace
@@ -226,8 +286,7 @@ Settings resolve_settings(const Options& options, int ranks) {
     const std::vector<std::string> notes = schedule_notes(config, settings.steps);
     config.notes.insert(config.notes.end(), notes.begin(), notes.end());
   }
-  const std::vector<std::string> idle = notes_on_flags(options, config);
-  config.notes.insert(config.notes.end(), idle.begin(), idle.end());
+  note_flags(options, config);
   settings.batch = {config.micro_batch_size, config.accumulation_steps, config.data_ranks(ranks)};
   // The device is made and destroyed, so that a missing one is reported before anything else is started.
   if (options.device == "cuda") (void)make_device({DeviceKind::cuda, 0, 1});
@@ -407,7 +466,11 @@ void require_target(const training::Windows& windows, std::int64_t count, const 
 Data open_data(const Options& options, const Settings& settings) {
   Data data;
   const std::vector<DataSource> sources = data_sources(options, data.notes);
-  if (sources.empty()) throw ConfigurationError("no data: give --data a text file or a file of tokens");
+  const bool without_training = options.command == Command::evaluate && !options.validation_data.empty();
+  if (sources.empty() && options.ngrams)
+    throw ConfigurationError("--ngrams counts the n-grams of --data; give it the text that was trained on");
+  if (sources.empty() && !without_training)
+    throw ConfigurationError("no data: give --data a text file or a file of tokens");
   const training::DataFormat format = training::parse_data_format(options.data_format);
   const auto open = [&](const std::string& path, auto& files) -> const training::TokenFile& {
     const training::TokenFile& file =
@@ -471,12 +534,12 @@ Data open_data(const Options& options, const Settings& settings) {
   }
   require_one_kind(data.files());
   std::vector<training::Mixture::Source> mixed;
-  if (sources.front().weight && sources.size() > 1) {
+  if (!sources.empty() && sources.front().weight && sources.size() > 1) {
     for (std::size_t i = 0; i < sources.size(); ++i) {
       const std::int64_t begin = i == 0 ? 0 : data.training->first(ends[i - 1]);
       mixed.push_back({sources[i].text, data.training->first(ends[i]) - begin, *sources[i].weight});
     }
-  } else {
+  } else if (!sources.empty()) {
     mixed.push_back({options.data, data.training->count(), sources.front().weight.value_or(1)});
   }
   std::int64_t first = 0;
@@ -488,7 +551,8 @@ Data open_data(const Options& options, const Settings& settings) {
         "tranche tokenize marks as learned texts, completions and what the assistant says");
     first += source.windows;
   }
-  data.mixture = std::make_unique<training::Mixture>(std::move(mixed), settings.config.seed);
+  if (!mixed.empty())
+    data.mixture = std::make_unique<training::Mixture>(std::move(mixed), settings.config.seed);
   if ((options.ngrams || options.sample_bytes > 0) &&
       (!data.text() || settings.model->shape().vocabulary < 256)) {
     const auto other =

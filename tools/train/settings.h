@@ -16,7 +16,8 @@
 
 namespace tranche::tools {
 
-/// The flags as overrides of configuration keys, in the order in which they apply: flags, then --set.
+/// The flags as overrides of configuration keys, in the order in which they apply, which is that of the
+/// command line.
 /// `config_text` is the file's (it may use older names of keys).
 std::vector<std::string> overrides_of(const Options& options, const std::string& config_text);
 
@@ -64,10 +65,10 @@ struct ValidationSet {
 struct Data {
   std::vector<std::unique_ptr<training::TokenFile>> training_files,
       validation_files;  ///< the second is empty if the tails of the first are held out
-  std::unique_ptr<training::Windows> training;
-  std::vector<ValidationSet> validation;       ///< at least one
-  std::unique_ptr<training::Mixture> mixture;  ///< of the training windows
-  std::vector<std::string> notes;              ///< for the table at the start
+  std::unique_ptr<training::Windows> training;  ///< empty in `evaluate` without --data
+  std::vector<ValidationSet> validation;        ///< at least one
+  std::unique_ptr<training::Mixture> mixture;   ///< of the training windows; nullptr without any
+  std::vector<std::string> notes;               ///< for the table at the start
   /// All files, those to train on first.
   std::vector<const training::TokenFile*> files() const {
     std::vector<const training::TokenFile*> all;
@@ -90,12 +91,13 @@ struct Data {
   }
   /// Every token is a byte.
   bool bytes() const {
-    return std::all_of(training_files.begin(), training_files.end(),
-                       [](const auto& file) { return file->width() == 1; });
+    const auto all = files();
+    return std::all_of(all.begin(), all.end(), [](const auto* file) { return file->width() == 1; });
   }
   bool text() const {
-    return std::all_of(training_files.begin(), training_files.end(),
-                       [](const auto& file) { return file->format() == training::DataFormat::text; });
+    const auto all = files();
+    return std::all_of(all.begin(), all.end(),
+                       [](const auto* file) { return file->format() == training::DataFormat::text; });
   }
 };
 
