@@ -224,7 +224,7 @@ std::vector<Prompt> read_prompts(const std::string& path, training::TextFormat f
     if (const auto text = training::read_json_prompt(line, chat, where)) {
       if (text->empty()) refuse(number, "its messages are written as nothing");
       prompts.push_back({*text, {}, true});
-      const std::vector<std::string> keys = training::unread_keys(line);
+      const std::vector<std::string> keys = training::unread_keys(line, chat);
       unread.insert(keys.begin(), keys.end());
       continue;
     }

@@ -120,7 +120,7 @@ std::vector<Input> open_inputs(const TokenizeOptions& options) {
       const std::string line = first_line(path);
       if (line.size() == most_first_line)
         note(fmt::format("'{}': keys of its first line, of more than 16 MiB, are not looked at", path));
-      const std::vector<std::string> keys = unread_keys(line);
+      const std::vector<std::string> keys = unread_keys(line, options.chat);
       if (!keys.empty()) {
         note(fmt::format("'{}': keys of its first line that are not read: {}", path, fmt::join(keys, ", ")));
       }
