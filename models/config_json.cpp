@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -25,6 +26,21 @@ void refuse_quantized(const detail::JsonNode& root) {
 float float_or(float otherwise, const detail::JsonNode& node) {
   constexpr double most = std::numeric_limits<float>::max();
   return static_cast<float>(node.number_or(otherwise, -most, most));
+}
+
+std::map<std::string, std::string> read_token_ids(const detail::JsonNode& root) {
+  std::map<std::string, std::string> ids;
+  for (const auto& [key, value] : root.members()) {
+    if (!key.ends_with("_token_id")) continue;
+    // Some files use -1 for "none".
+    if (value && value.json().is_array()) {
+      (void)value.integers(-1, INT32_MAX);
+    } else if (value) {
+      (void)value.integer(-1, INT32_MAX);
+    }
+    ids[key] = value.json().dump();
+  }
+  return ids;
 }
 
 nlohmann::json shortest_number(float value) {

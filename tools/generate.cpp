@@ -81,6 +81,7 @@ void open_encoding(const GenerateOptions& options, Source& source) {
 void find_ends(const GenerateOptions& options, Source& source) {
   const std::string& folder = source.files.empty() ? options.tokenizer : source.files;
   if (!folder.empty()) source.ends = end_tokens_of_folder(folder);
+  if (source.ends.empty()) source.ends = end_tokens("", source.identity.model->to_json(), options.from);
   if (source.encoding && source.encoding->special().end)
     source.ends.push_back(*source.encoding->special().end);
   const bool bytes = source.identity.tokenizer.kind == Tokenizer::Kind::bytes;
