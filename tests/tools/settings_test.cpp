@@ -441,6 +441,36 @@ TEST(Settings, DocumentsLongerThanASequenceAreSaid) {
   EXPECT_EQ(note("10", folder.write("b.txt", test::some_text(500))), "") << "which tells of no documents";
 }
 
+TEST(Settings, DocumentsThatAWindowCutsAreSaid) {
+  const TemporaryFolder folder;
+  const auto tokens = [&](const std::string& name, const std::string& lines) {
+    training::TokenizeOptions how;
+    how.inputs = {folder.write(name + ".jsonl", lines)};
+    how.output = folder.path(name + ".safetensors");
+    (void)training::tokenize_files(*training::make_byte_tokenizer(), how);
+    return how.output;
+  };
+  const std::string six = R"({"prompt": "abcd", "completion": "ef"})"
+                          "\n",
+                    text = R"({"text": "abcdef"})"
+                           "\n";
+  const auto note = [&](const char* sequence, const std::string& file) {
+    const Options options = train({"--data", file, "--sequence", sequence, "--validation-data", file});
+    return note_on_cut_documents(*open_data(options, resolve_settings(options, 1)).training);
+  };
+  const std::string prompts = tokens("prompts", six + six + six + six);
+  const std::string without =
+      " tokens: what follows the cut is learned without what stands before it, such as the prompt; a longer "
+      "--sequence cuts fewer";
+  EXPECT_EQ(note("8", prompts), "1 of 3 documents (33 %) is cut by the end of a window of 8" + without)
+      << "the second by the first window, and the third ends with the target of the second";
+  EXPECT_EQ(note("4", prompts), "3 of 4 documents (75 %) are cut by the end of a window of 4" + without);
+  EXPECT_EQ(note("5", prompts), "2 of 4 documents (50 %) are cut by the end of a window of 5" + without)
+      << "the first one's last token is the last target of a window";
+  EXPECT_EQ(note("6", prompts), "");
+  EXPECT_EQ(note("4", tokens("texts", text + text + text + text)), "") << "everything is learned";
+}
+
 TEST(Settings, ValidationsDuringTrainingAreBounded) {
   const TemporaryFolder folder;
   const std::string text = folder.write("a.txt", test::some_text(400000));

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "checkpoint/digest.h"
 #include "core/json.h"
@@ -523,6 +524,33 @@ std::string note_on_long_documents(const Data& data, std::int64_t sequence) {
   return fmt::format(
       "{} of {} documents {} longer than a sequence of {} tokens (the longest has {}): {} split over several",
       longer, documents, longer == 1 ? "is" : "are", sequence, longest, longer == 1 ? "it is" : "they are");
+}
+
+std::string note_on_cut_documents(const training::Windows& training) {
+  const std::int64_t sequence = training.sequence();
+  std::int64_t documents = 0, cut = 0;
+  for (std::size_t r = 0; r < training.ranges().size(); ++r) {
+    const training::TokenRange& range = training.ranges()[r];
+    if (!range.file->has_targets()) continue;
+    const std::span<const std::int64_t> ends = range.file->document_ends();
+    const std::int64_t last = range.begin + (training.first(r + 1) - training.first(r)) * sequence;
+    std::int64_t begin = range.begin;
+    for (auto end = std::upper_bound(ends.begin(), ends.end(), begin); end != ends.end() && begin < last;
+         ++end) {
+      // A window has its last target from the next one, so a document may end with one token behind it.
+      const std::int64_t next = begin + sequence - (begin - range.begin) % sequence;
+      ++documents;
+      if (next < std::min(*end - 1, last)) ++cut;
+      begin = *end;
+    }
+  }
+  if (cut == 0) return {};
+  return fmt::format(
+      "{} of {} documents ({:.2g} %) {} cut by the end of a window of {} tokens: what follows the cut is "
+      "learned without "
+      "what stands before it, such as the prompt; a longer --sequence cuts fewer",
+      cut, documents, 100.0 * static_cast<double>(cut) / static_cast<double>(documents),
+      cut == 1 ? "is" : "are", sequence);
 }
 
 RunIdentity identity_of(const Options& options, const Settings& settings, const Data& data) {

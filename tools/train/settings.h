@@ -105,6 +105,10 @@ Data open_data(const Options& options, const Settings& settings);
 /// "3 of 51 documents are longer than a sequence ..."; empty if none is, or no file has document boundaries.
 std::string note_on_long_documents(const Data& data, std::int64_t sequence);
 
+/// "3 of 51 documents (6 %) are cut by the end of a window ..."; empty if none is, or no file to train on has
+/// tokens that are not learned.
+std::string note_on_cut_documents(const training::Windows& training);
+
 /// The description of this run for its checkpoints.
 RunIdentity identity_of(const Options& options, const Settings& settings, const Data& data);
 
