@@ -5,6 +5,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/json_node.h"
 
@@ -26,5 +27,11 @@ nlohmann::json shortest_number(float value);
 
 /// The keys that end in _token_id, each with its value as JSON text: null, a token or a list of tokens.
 std::map<std::string, std::string> read_token_ids(const detail::JsonNode& root);
+
+/// A line for each key of a config.json that nothing reads and that is written almost like one of the keys in
+/// `written`, the model's own config.json, or in another of their names. Files of Hugging Face have many
+/// other keys, which get none.
+std::vector<std::string> notes_on_keys(std::string_view text, std::string_view file,
+                                       std::string_view written);
 
 }  // namespace tranche::models

@@ -52,6 +52,7 @@ CASES = [
      ["--data 't.txt:2' is taken as a path; the file 't.txt' with the weight 2 is meant by 't.txt:2.0'",
       "--validation-data 'day=v.txt' is taken as a path; the set 'day' of 'v.txt' is meant by 'day=./v.txt'"]),
     (TRAIN + " --validation-data t.txt", ["'t.txt' is held out, but has the contents of a file that is trained on: its losses are of text"]),
+    ("plan --model misspelt.json", ["misspelt.json: the key 'n_layers' is not read; did you mean 'n_layer'?"]),
     ("plan --model qwen3-0.6b", ["--sequence: not given: sequences of 1024 tokens, of the 40960 that the model has positions for"]),
     (TRAIN.replace("gpt-nano", "model/config.json"),
      ["text is read as bytes: 256 of the model's 259 tokens are used",
@@ -164,6 +165,7 @@ def write_inputs(at):
     (at / "left.safetensors.new-0123456789abcdef").write_text("x")
     (at / "other.safetensors.parts").mkdir()
     (at / "other.safetensors.parts/inputs.json").write_text("{}")
+    (at / "misspelt.json").write_text('{"model_type": "gpt2", "n_layers": 2}')
     (at / "units.json").write_text(json.dumps({"units": [{"name": "whole", "tensors": {"w": [1000, 1000]}}]}))
     (at / "deepspeed.json").write_text(json.dumps({
         "wandb": {"enabled": True}, "bf16": {"enabled": "auto"}, "activation_checkpointing": {"cpu_checkpointing": True},

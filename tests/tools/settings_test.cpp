@@ -471,6 +471,18 @@ TEST(Settings, DocumentsThatAWindowCutsAreSaid) {
   EXPECT_EQ(note("4", tokens("texts", text + text + text + text)), "") << "everything is learned";
 }
 
+TEST(Settings, MisspeltKeysOfAModelAreSaid) {
+  const TemporaryFolder folder;
+  const std::string text = folder.write("a.txt", test::some_text(500));
+  const auto notes = [&](const std::string& model) {
+    return resolve_settings(train({"--model", model, "--data", text, "--sequence", "10"}), 1).config.notes;
+  };
+  const std::string config = folder.write("m.json", R"({"model_type": "llama", "rope_thetta": 5})");
+  EXPECT_THAT(notes(config),
+              testing::Contains(config + ": the key 'rope_thetta' is not read; did you mean 'rope_theta'?"));
+  EXPECT_THAT(notes("llama-nano"), testing::Not(testing::Contains(HasSubstr("did you mean"))));
+}
+
 TEST(Settings, ValidationsDuringTrainingAreBounded) {
   const TemporaryFolder folder;
   const std::string text = folder.write("a.txt", test::some_text(400000));

@@ -16,6 +16,7 @@
 #include "core/json.h"
 #include "core/relaxed_json.h"
 #include "core/text_file.h"
+#include "models/config_json.h"
 #include "tools/flag_values.h"
 #include "tools/train/tokenizer_match.h"
 #include "tranche/core/error.h"
@@ -214,6 +215,12 @@ std::vector<std::string> notes_on_flags(const Options& options, const Config& co
 
 }  // namespace
 
+std::vector<std::string> notes_on_model(const std::string& path, const models::LanguageModel& model) {
+  std::error_code unknown;
+  if (!std::filesystem::is_regular_file(path, unknown)) return {};
+  return models::notes_on_keys(detail::read_text_file(path, "a model's config.json"), path, model.to_json());
+}
+
 Settings resolve_settings(const Options& options, int ranks) {
   Settings settings;
   settings.config = read_config(options, ranks);
@@ -227,6 +234,8 @@ Settings resolve_settings(const Options& options, int ranks) {
     const std::vector<std::string> notes = schedule_notes(config, settings.steps);
     config.notes.insert(config.notes.end(), notes.begin(), notes.end());
   }
+  const std::vector<std::string> keys = notes_on_model(options.model, *settings.model);
+  config.notes.insert(config.notes.end(), keys.begin(), keys.end());
   const std::vector<std::string> idle = notes_on_flags(options, config);
   config.notes.insert(config.notes.end(), idle.begin(), idle.end());
   settings.batch = {config.micro_batch_size, config.accumulation_steps, config.data_ranks(ranks)};

@@ -46,6 +46,9 @@ inline constexpr std::int64_t default_sequence = 1024;
 std::int64_t sequence_of(std::optional<std::int64_t> asked, const models::LanguageModel& model,
                          std::vector<std::string>& notes);
 
+/// A line for each key of a model's config.json that seems to be misspelt; none where `path` is a preset.
+std::vector<std::string> notes_on_model(const std::string& path, const models::LanguageModel& model);
+
 /// Throws ConfigurationError for inconsistent settings.
 Settings resolve_settings(const Options& options, int ranks);
 
