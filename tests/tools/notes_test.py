@@ -31,6 +31,7 @@ CASES = [
     ("tokenize --data lines.txt --out a.safetensors", ["'lines.txt' holds JSON lines, an object a line, each a document",
                                                        "'lines.txt': keys of its first line that are not read: prompt, id"]),
     ("tokenize --data lines.jsonl --data-format text --out a.safetensors", ["'lines.jsonl' is taken as one text, as --data-format text says"]),
+    ("tokenize --data v.txt --data t.txt --data v.txt --out a.safetensors", ["'v.txt' is the same file as 'v.txt': its documents are written once more"]),
     ("tokenize --data mark.txt --out a.safetensors", ["'mark.txt' begins with a byte order mark, which is left out of its text"]),
     ("tokenize --data t.txt --out left.safetensors", ["left.safetensors.new-0123456789abcdef', which a process that has ended left"]),
     ("tokenize --data t.txt --out other.safetensors", ["removed the parts in 'other.safetensors.parts', which are of another command"]),

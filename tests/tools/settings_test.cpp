@@ -471,6 +471,27 @@ TEST(Settings, DocumentsThatAWindowCutsAreSaid) {
   EXPECT_EQ(note("4", tokens("texts", text + text + text + text)), "") << "everything is learned";
 }
 
+TEST(Settings, CopiesOfAFileToTrainOnAreSaid) {
+  const TemporaryFolder folder;
+  const std::string a = folder.write("a.txt", test::some_text(500)),
+                    b = folder.write("b.txt", test::some_text(501)), link = folder.path("link.txt");
+  std::filesystem::create_symlink(a, link);
+  const auto notes = [&](std::vector<std::string> files) {
+    std::vector<std::string> flags{"--sequence", "10"};
+    for (const std::string& file : files) flags.insert(flags.end(), {"--data", file});
+    const Options options = train(flags);
+    return open_data(options, resolve_settings(options, 1)).notes;
+  };
+  const auto note = [&](const std::string& copy) {
+    return "'" + copy + "' has the contents of '" + a +
+           "', another file to train on: its windows are trained on once more in each epoch";
+  };
+  EXPECT_THAT(notes({a, b}), testing::IsEmpty());
+  EXPECT_THAT(notes({a, b, a}), ElementsAre(note(a)));
+  EXPECT_THAT(notes({folder.path("*.txt")}), ElementsAre(note(link)));
+  EXPECT_THAT(notes({a, link, a}), ElementsAre(note(link) + "; so it is with 1 more of --data"));
+}
+
 TEST(Settings, MisspeltKeysOfAModelAreSaid) {
   const TemporaryFolder folder;
   const std::string text = folder.write("a.txt", test::some_text(500));

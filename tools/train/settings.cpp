@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <span>
 
@@ -399,6 +400,24 @@ std::string digest_of(const std::vector<std::unique_ptr<training::TokenFile>>& f
   return checkpoint::to_hex(checkpoint::digest_of(digests));
 }
 
+/// A line about files to train on whose contents are equal; empty if there are none.
+std::string note_on_copies(const std::vector<std::unique_ptr<training::TokenFile>>& files) {
+  std::map<std::string, std::string> paths;  // by digest
+  std::string note;
+  int copies = 0;
+  for (const auto& file : files) {
+    const auto [first, is_new] = paths.emplace(file->digest(), file->path());
+    if (is_new) continue;
+    if (copies++ == 0) {
+      note = fmt::format(
+          "'{}' has the contents of '{}', another file to train on: its windows are trained on once more in "
+          "each epoch",
+          file->path(), first->second);
+    }
+  }
+  return copies > 1 ? fmt::format("{}; so it is with {} more of --data", note, copies - 1) : note;
+}
+
 /// Throws unless some target of the windows is learned; number(i) is the i-th of `count`.
 template <typename Number>
 void require_target(const training::Windows& windows, std::int64_t count, const Number& number,
@@ -439,6 +458,8 @@ Data open_data(const Options& options, const Settings& settings) {
     }
     ends.push_back(training.size());
   }
+  const std::string copies = note_on_copies(data.training_files);
+  if (!copies.empty() && options.command == Command::train) data.notes.push_back(copies);
   data.training = std::make_unique<training::Windows>(std::move(training), settings.sequence, "training");
   const auto hold_out = [&](const std::string& name, std::vector<training::TokenRange> ranges) {
     ValidationSet& set = data.validation.emplace_back();
