@@ -492,6 +492,27 @@ TEST(Settings, CopiesOfAFileToTrainOnAreSaid) {
   EXPECT_THAT(notes({a, link, a}), ElementsAre(note(link) + "; so it is with 1 more of --data"));
 }
 
+TEST(Settings, AFileThatIsTooShortForItsTailTellsWhatHelps) {
+  const TemporaryFolder folder;
+  const std::string a = folder.write("a.txt", test::some_text(5000)),
+                    b = folder.write("b.txt", test::some_text(100));
+  const auto refused = [&](std::vector<std::string> flags) {
+    flags.insert(flags.end(), {"--sequence", "10"});
+    return message_of<ConfigurationError>([&] {
+      const Options options = train(flags);
+      (void)open_data(options, resolve_settings(options, 1));
+    });
+  };
+  const std::string short_of = "data file '" + b +
+                               "' has 5 tokens for validation, but one sequence of 10 needs 11; give "
+                               "more data or a shorter --sequence",
+                    other = "; --validation-data FILE holds out a file in place of the tail of each";
+  EXPECT_EQ(refused({"--data", a, "--data", b}),
+            short_of + ", or put the files into one with tranche tokenize" + other);
+  EXPECT_EQ(refused({"--data", b}), short_of + other);
+  EXPECT_EQ(refused({"--data", a, "--data", b, "--validation-data", a}), "");
+}
+
 TEST(Settings, MisspeltKeysOfAModelAreSaid) {
   const TemporaryFolder folder;
   const std::string text = folder.write("a.txt", test::some_text(500));

@@ -254,8 +254,7 @@ struct DataSource {
   std::optional<double> weight;
 };
 
-/// Calls `read`. If it finds no file, the error also names `other`, another interpretation of the flag's
-/// value.
+/// Calls `read`. Its error also names `other`, such as another interpretation of a flag's value.
 template <typename Read>
 auto with_reading(const Read& read, std::string_view other) {
   try {
@@ -464,8 +463,13 @@ Data open_data(const Options& options, const Settings& settings) {
   const auto hold_out = [&](const std::string& name, std::vector<training::TokenRange> ranges) {
     ValidationSet& set = data.validation.emplace_back();
     set.name = name;
-    set.windows = std::make_unique<training::Windows>(std::move(ranges), settings.sequence,
-                                                      name.empty() ? "validation" : "validation on " + name);
+    const auto cut = [&] {
+      return std::make_unique<training::Windows>(std::move(ranges), settings.sequence,
+                                                 name.empty() ? "validation" : "validation on " + name);
+    };
+    set.windows =
+        tails ? with_reading(cut, "--validation-data FILE holds out a file in place of the tail of each")
+              : cut();
     set.numbers = training::evaluation_windows(set.windows->count(), held_out_windows(options, settings));
     const auto taken = static_cast<std::int64_t>(set.numbers.size());
     const std::int64_t all = set.windows->count();
