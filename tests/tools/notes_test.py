@@ -62,6 +62,8 @@ CASES = [
                                                                                                                 "the tail of --data is evaluated, 5 % of it, as training holds it out; --validation-data"]),
     (TRAIN.replace("t.txt", "documents.safetensors"), [" attends from one document to those before it in its sequence",
                                                        "longer than a sequence of 16 tokens"]),
+    ("tokenize --data pairs.jsonl --out pairs.safetensors", []),
+    (TRAIN.replace("t.txt", "pairs.safetensors"), [" are cut by the end of a window of 16 tokens: what follows the cut is learned without"]),
     ("tokenize --data t.txt --tokenizer swapped --out swapped.safetensors", []),
     (TRAIN.replace("gpt-nano", "model/config.json").replace("t.txt", "swapped.safetensors"),
      ["the tokens of 'swapped.safetensors' were made with another tokenizer than the model's in 'model': the same numbers mean other text"]),
@@ -166,6 +168,7 @@ def write_inputs(at):
     (at / "left.safetensors.new-0123456789abcdef").write_text("x")
     (at / "other.safetensors.parts").mkdir()
     (at / "other.safetensors.parts/inputs.json").write_text("{}")
+    (at / "pairs.jsonl").write_text('{"prompt": "the prompt of", "completion": "an answer"}\n' * 60)
     (at / "misspelt.json").write_text('{"model_type": "gpt2", "n_layers": 2}')
     (at / "units.json").write_text(json.dumps({"units": [{"name": "whole", "tensors": {"w": [1000, 1000]}}]}))
     (at / "deepspeed.json").write_text(json.dumps({
