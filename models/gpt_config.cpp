@@ -21,6 +21,12 @@ using json = nlohmann::json;
 
 namespace {
 
+/// The defaults of transformers are GPT-2's end-of-text token, which smaller vocabularies lack.
+std::map<std::string, std::string> default_token_ids(std::int64_t vocabulary) {
+  const char* const end_of_text = vocabulary > 50256 ? "50256" : "null";
+  return {{"bos_token_id", end_of_text}, {"eos_token_id", end_of_text}};
+}
+
 struct Preset {
   const char* name;
   GptConfig config;
@@ -105,6 +111,11 @@ GptConfig GptConfig::from_json(std::string_view text, std::string_view file) {
   config.residual_dropout = float_or(config.residual_dropout, root["resid_pdrop"]);
   config.layer_norm_epsilon = float_or(config.layer_norm_epsilon, root["layer_norm_epsilon"]);
   config.initializer_range = float_or(config.initializer_range, root["initializer_range"]);
+  config.token_ids = read_token_ids(root);
+  for (const auto& each : default_token_ids(config.vocabulary)) {
+    const auto read = config.token_ids.find(each.first);
+    if (read != config.token_ids.end() && *read == each) config.token_ids.erase(read);
+  }
   config.validate(file);
   return config;
 }
@@ -126,9 +137,9 @@ std::string GptConfig::to_json() const {
                  {"layer_norm_epsilon", shortest_number(layer_norm_epsilon)},
                  {"initializer_range", shortest_number(initializer_range)},
                  {"tie_word_embeddings", true}};
-  // The defaults of transformers are GPT-2's end-of-text token, which smaller vocabularies lack.
-  constexpr std::int64_t end_of_text = 50256;
-  if (vocabulary <= end_of_text) object["bos_token_id"] = object["eos_token_id"] = nullptr;
+  for (const auto& ids : {default_token_ids(vocabulary), token_ids}) {
+    for (const auto& [key, value] : ids) object[key] = json::parse(value);
+  }
   return object.dump(2) + "\n";
 }
 

@@ -293,6 +293,7 @@ LlamaConfig LlamaConfig::from_json(std::string_view text, std::string_view file)
   read_biases(root, config);
   read_rope(root, config);
   read_windows(root, config);
+  config.token_ids = read_token_ids(root);
   config.validate(file);
   return config;
 }
@@ -341,6 +342,7 @@ std::string LlamaConfig::to_json() const {
     object["max_window_layers"] = first - types.begin();
     object["layer_types"] = types;
   }
+  for (const auto& [key, value] : token_ids) object[key] = json::parse(value);
   return object.dump(2) + "\n";
 }
 

@@ -26,7 +26,8 @@ LlamaConfig llama_bytes(std::int64_t layers, std::int64_t heads, std::int64_t wi
           .width = width,
           .inner = inner,
           .vocabulary = 256,
-          .positions = positions};
+          .positions = positions,
+          .token_ids = {{"bos_token_id", "null"}, {"eos_token_id", "null"}}};  // transformers' are 1 and 2
 }
 
 LlamaConfig llama_160m() {
@@ -52,7 +53,8 @@ LlamaConfig llama_3(std::int64_t layers, std::int64_t heads, std::int64_t width,
           .positions = 131072,
           .rope_theta = 500000,
           .rope = {.kind = RopeScaling::Kind::llama3, .factor = 8, .original_positions = 8192},
-          .norm_epsilon = 1e-5f};
+          .norm_epsilon = 1e-5f,
+          .token_ids = {{"bos_token_id", "128000"}, {"eos_token_id", "128001"}}};
 }
 
 LlamaConfig llama_3_2(std::int64_t layers, std::int64_t heads, std::int64_t head_dim, std::int64_t width) {

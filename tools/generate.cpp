@@ -81,6 +81,7 @@ void open_encoding(const GenerateOptions& options, Source& source) {
 void find_ends(const GenerateOptions& options, Source& source) {
   const std::string& folder = source.files.empty() ? options.tokenizer : source.files;
   if (!folder.empty()) source.ends = end_tokens_of_folder(folder);
+  if (source.ends.empty()) source.ends = end_tokens("", source.identity.model->to_json(), options.from);
   if (source.encoding && source.encoding->special().end)
     source.ends.push_back(*source.encoding->special().end);
   const bool bytes = source.identity.tokenizer.kind == Tokenizer::Kind::bytes;
@@ -224,7 +225,7 @@ std::vector<Prompt> read_prompts(const std::string& path, training::TextFormat f
     if (const auto text = training::read_json_prompt(line, chat, where)) {
       if (text->empty()) refuse(number, "its messages are written as nothing");
       prompts.push_back({*text, {}, true});
-      const std::vector<std::string> keys = training::unread_keys(line);
+      const std::vector<std::string> keys = training::unread_keys(line, chat);
       unread.insert(keys.begin(), keys.end());
       continue;
     }

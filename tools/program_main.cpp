@@ -1,6 +1,7 @@
 #include "tranche/tools/program_main.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -41,6 +42,14 @@ void occupy_standard_descriptors() {
   }
 }
 
+/// Every file of --data stays open, and the usual limit of a shell is 1024.
+void allow_many_open_files() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  (void)::setrlimit(RLIMIT_NOFILE, &limit);  // on failure a file that cannot be opened reports the limit
+}
+
 /// GNU's OpenMP threads spin for milliseconds before they sleep. If another program uses a core, spinning
 /// takes that time from the thread that they wait for. The spinning time is read from the environment when
 /// the program is loaded, before main(), so this starts it once more, in the same process, unless the user
@@ -69,6 +78,7 @@ void start_with_short_waits(char** argv) {
 int program_main(int argc, char** argv, const models::ModelRegistry& models) {
   start_with_short_waits(argv);
   occupy_standard_descriptors();
+  allow_many_open_files();
   // A write beyond `ulimit -f` then fails with an error text, instead of killing the process silently.
   std::signal(SIGXFSZ, SIG_IGN);
   detail::PrintableBuffer out_buffer(*std::cout.rdbuf()), errors_buffer(*std::cerr.rdbuf());

@@ -20,6 +20,15 @@ namespace {
 
 constexpr std::array<std::string_view, 5> template_names{"none", "chatml", "llama3", "mistral", "qwen"};
 
+/// ShareGPT's form of conversations, which is not read.
+constexpr const char* share_gpt =
+    "ShareGPT's conversations are read once \"conversations\" is renamed \"messages\", \"from\" is "
+    "\"role\" (and its \"human\" is \"user\", its \"gpt\" \"assistant\"), and \"value\" is \"content\"";
+
+void require_role(const detail::JsonNode& message) {
+  if (!message["role"] && message["from"]) message.fail(fmt::format("has no \"role\": {}", share_gpt));
+}
+
 /// Keys with such a value exist because a table has a column of that name.
 bool asks_for_nothing(const detail::JsonNode& value) {
   return !value || ((value.json().is_array() || value.json().is_object()) && value.json().empty());
@@ -32,6 +41,7 @@ class Conversation {
 
   std::vector<Segment> write(ChatTemplate chat) {
     for (std::size_t i = 0; i < messages_.size(); ++i) {
+      require_role(messages_[i]);
       for (const auto& [key, value] : messages_[i].members()) {
         if (key == "role" || key == "content" || key == "name" || asks_for_nothing(value)) continue;
         if (key == "weight") {
@@ -126,11 +136,44 @@ void require_same(const std::string& text, const std::string& own, const ChatFor
       first_difference(text, own)));
 }
 
+bool is_fixed(std::string_view key) {
+  return key == "role" || key == "content" || key == "weight";
+}
+
+/// Refuses a message of which the template would write an empty turn, or leave out a call.
+void require_written(const detail::JsonNode& message, const nlohmann::ordered_json& conversation,
+                     const JinjaTemplate& own) {
+  // A template that does not name "content" writes messages as a whole, or not at all.
+  if (!own.names("content", conversation)) return;
+  bool written = !asks_for_nothing(message["content"]);
+  std::string keys;
+  for (const auto& [key, value] : message.members()) {
+    if (is_fixed(key) || asks_for_nothing(value)) continue;
+    const bool named = own.names(key, conversation);
+    if (!named && (key == "tool_calls" || key == "function_call"))
+      value.fail(fmt::format("is in a message, but chat template {} does not write it", own.origin()));
+    // Calls are lists or objects; a text such as the "text" of a part of the content is named elsewhere.
+    const bool thought = key.starts_with("reasoning") || key == "thinking";
+    written = written || (named && (thought || value.json().is_structured()));
+    keys += fmt::format("{}\"{}\"", keys.empty() ? "" : ", ", key);
+  }
+  if (written) return;
+  message["content"].fail(fmt::format(
+      "is {}: the message has no text{}",
+      message.json().contains("content") ? message["content"].json().dump() : "missing",
+      keys.empty()
+          ? ""
+          : fmt::format("; beside its role it has {}: give the key that holds the text the name \"content\"",
+                        keys)));
+}
+
 /// The conversation in the form that a template receives.
-const nlohmann::ordered_json& checked(const detail::JsonNode& root) {
+const nlohmann::ordered_json& checked(const detail::JsonNode& root, const JinjaTemplate& own) {
   for (const detail::JsonNode& message : root["messages"].items(1)) {
+    require_role(message);
     (void)message["role"].name();
     if (message["weight"]) (void)message["weight"].integer(0, 1);
+    require_written(message, root.json(), own);
   }
   if (root["chat_template_kwargs"]) (void)root["chat_template_kwargs"].object();
   for (const char* key : {"tools", "documents"}) {
@@ -161,12 +204,13 @@ void require_messages_alone(const detail::JsonNode& root, const ChatFormat& chat
 std::vector<Segment> conversation_of(const detail::JsonNode& root, const ChatFormat& chat,
                                      std::string_view origin) {
   require_template(root, chat);
-  if (chat.built_in == ChatTemplate::none) return chat.own->segments(checked(root), chat.date, origin);
+  if (chat.built_in == ChatTemplate::none)
+    return chat.own->segments(checked(root, *chat.own), chat.date, origin);
   require_messages_alone(root, chat);
   std::vector<Segment> segments = Conversation(root["messages"]).write(chat.built_in);
   if (chat.own) {
-    require_same(text_of(segments), chat.own->render(checked(root), false, chat.date, origin).text, chat,
-                 origin);
+    require_same(text_of(segments), chat.own->render(checked(root, *chat.own), false, chat.date, origin).text,
+                 chat, origin);
   }
   return segments;
 }
@@ -194,12 +238,13 @@ Document read_json_line(std::string_view line, const ChatFormat& chat, std::stri
       if (key == "text" || key == "messages" || key == "prompt" || key == "completion")
         root.fail(fmt::format("has no text: its \"{}\" is null", key));
     }
+    if (root["conversations"]) root["conversations"].fail(fmt::format("is not read: {}", share_gpt));
     root.fail("has neither \"text\", nor \"prompt\" and \"completion\", nor \"messages\"");
   }
   return document;
 }
 
-std::vector<std::string> unread_keys(std::string_view line) {
+std::vector<std::string> unread_keys(std::string_view line, const ChatFormat& chat) {
   const auto json = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return {};
   const auto has = [&](const char* key) { return json.contains(key) && !json[key].is_null(); };
@@ -212,6 +257,17 @@ std::vector<std::string> unread_keys(std::string_view line) {
   for (const auto& [key, value] : json.items()) {
     if (!value.is_null() && std::find(read.begin(), read.end(), key) == read.end()) keys.push_back(key);
   }
+  if (!has("messages") || !json["messages"].is_array() || !chat.own || chat.built_in != ChatTemplate::none ||
+      !chat.own->names("content", json))
+    return keys;
+  for (const auto& message : json["messages"]) {
+    if (!message.is_object()) continue;
+    for (const auto& [key, value] : message.items()) {
+      std::string name = fmt::format("messages[].{}", key);
+      if (is_fixed(key) || value.is_null() || chat.own->names(key, json)) continue;
+      if (std::find(keys.begin(), keys.end(), name) == keys.end()) keys.push_back(std::move(name));
+    }
+  }
   return keys;
 }
 
@@ -221,12 +277,13 @@ std::optional<std::string> read_json_prompt(std::string_view line, const ChatFor
   if (!root.json().is_object() || !root["messages"]) return std::nullopt;
   require_template(root, chat);
   if (chat.built_in == ChatTemplate::none)
-    return chat.own->render(checked(root), true, chat.date, origin).text;
+    return chat.own->render(checked(root, *chat.own), true, chat.date, origin).text;
   require_messages_alone(root, chat);
   std::string text =
       text_of(Conversation(root["messages"]).write(chat.built_in)) + answer_header(chat.built_in);
   if (chat.own)
-    require_same(text, chat.own->render(checked(root), true, chat.date, origin).text, chat, origin);
+    require_same(text, chat.own->render(checked(root, *chat.own), true, chat.date, origin).text, chat,
+                 origin);
   return text;
 }
 

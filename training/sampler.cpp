@@ -60,8 +60,9 @@ Windows::Windows(std::vector<TokenRange> ranges, std::int64_t sequence, std::str
     if (count < 1) {
       throw ConfigurationError(fmt::format(
           "data file '{}' has {} tokens for {}, but one sequence of {} needs {}; give more data or a "
-          "shorter --sequence",
-          range.file->path(), range.size, part, sequence, sequence + 1));
+          "shorter --sequence{}",
+          range.file->path(), range.size, part, sequence, sequence + 1,
+          ranges_.size() > 1 ? ", or put the files into one with tranche tokenize" : ""));
     }
     first_.push_back(first_.back() + count);
   }

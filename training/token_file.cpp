@@ -97,7 +97,11 @@ TokenFile::TokenFile(const std::string& path, DataFormat format) : path_(path), 
   try {
     file_ = detail::posix_file_system().open(path, detail::OpenMode::read);
   } catch (const IoError& problem) {
-    fail(fmt::format("cannot be opened: {}", std::strerror(problem.code())));
+    fail(fmt::format("cannot be opened: {}{}", std::strerror(problem.code()),
+                     problem.code() == EMFILE
+                         ? "; every data file stays open: raise `ulimit -n`, or put many files "
+                           "into one with tranche tokenize"
+                         : ""));
   }
   const Stamp stamp = stamp_of(*file_);
   bytes_ = stamp.bytes;

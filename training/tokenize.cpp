@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -105,8 +106,13 @@ std::vector<Input> open_inputs(const TokenizeOptions& options) {
   const auto note = [&](const std::string& text) {
     if (options.note) options.note(text);
   };
+  std::map<std::pair<dev_t, ino_t>, std::string> seen;
   for (const std::string& path : options.inputs) {
     Input& input = inputs.emplace_back(Input{path, status_of(path)});
+    const auto [first, is_new] = seen.emplace(std::pair(input.status.st_dev, input.status.st_ino), path);
+    if (!is_new)
+      note(fmt::format("'{}' is the same file as '{}': its documents are written once more", path,
+                       first->second));
     const std::string head = read_head("data file", path);
     input.lines =
         holds_json_lines("data file", path, head, input.status.st_size, options.format, "--data-format");
@@ -120,7 +126,7 @@ std::vector<Input> open_inputs(const TokenizeOptions& options) {
       const std::string line = first_line(path);
       if (line.size() == most_first_line)
         note(fmt::format("'{}': keys of its first line, of more than 16 MiB, are not looked at", path));
-      const std::vector<std::string> keys = unread_keys(line);
+      const std::vector<std::string> keys = unread_keys(line, options.chat);
       if (!keys.empty()) {
         note(fmt::format("'{}': keys of its first line that are not read: {}", path, fmt::join(keys, ", ")));
       }

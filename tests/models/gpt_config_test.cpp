@@ -6,6 +6,7 @@
 
 #include <cstdio>
 #include <functional>
+#include <nlohmann/json.hpp>
 
 #include "tranche/core/error.h"
 #include "tranche/models/gpt.h"
@@ -123,6 +124,7 @@ TEST(GptConfig, ReadsWhatHuggingFaceWrites) {
   wanted.embedding_dropout = 0.2f;
   wanted.residual_dropout = 0.3f;
   wanted.initializer_range = 0.03f;
+  wanted.token_ids = {{"bos_token_id", "50256"}, {"eos_token_id", "50256"}};
   EXPECT_EQ(config, wanted);
 }
 
@@ -166,6 +168,24 @@ TEST(GptConfig, WritesWhatItReads) {
   odd.attention_dropout = 0.3f;
   EXPECT_EQ(GptConfig::from_json(odd.to_json(), "f"), odd);
   EXPECT_THAT(odd.to_json(), HasSubstr("\"attn_pdrop\": 0.3,"));
+}
+
+TEST(GptConfig, KeepsTheTokenIdsThatItRead) {
+  const auto written = [](const std::string& rest) {
+    return nlohmann::json::parse(
+        GptConfig::from_json(R"({"model_type": "gpt2")" + rest + "}", "f").to_json());
+  };
+  EXPECT_EQ(written("")["eos_token_id"], 50256) << "transformers' default";
+  EXPECT_TRUE(written(R"(, "vocab_size": 300)")["eos_token_id"].is_null());
+  EXPECT_TRUE(written(R"(, "eos_token_id": null)")["eos_token_id"].is_null());
+  EXPECT_FALSE(written("").contains("pad_token_id"));
+  const auto config =
+      written(R"(, "vocab_size": 300, "eos_token_id": [7, 9], "bos_token_id": 260, "pad_token_id": -1)");
+  EXPECT_EQ(config["eos_token_id"], (nlohmann::json{7, 9}));
+  EXPECT_EQ(config["bos_token_id"], 260);
+  EXPECT_EQ(config["pad_token_id"], -1);
+  EXPECT_EQ(refusal_of(R"({"model_type": "gpt2", "eos_token_id": "</s>"})"),
+            "some/config.json: eos_token_id is not an integer: \"</s>\"");
 }
 
 TEST(GptConfig, RefusesWhatIsNotGpt2NamingKeyAndFile) {

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "tranche/core/error.h"
 
@@ -80,6 +81,19 @@ TEST(LlamaConfig, WritesWhatItReads) {
   EXPECT_EQ(LlamaConfig::from_json(mistral.to_json(), "f"), mistral) << mistral.to_json();
 }
 
+TEST(LlamaConfig, KeepsTheTokenIdsThatItRead) {
+  for (const auto& kind : LlamaConfig::model_types()) {
+    const auto config = nlohmann::json::parse(
+        read(kind, R"("eos_token_id": [7, 9], "bos_token_id": 260, "pad_token_id": null)").to_json());
+    EXPECT_EQ(config["eos_token_id"], (nlohmann::json{7, 9})) << kind;
+    EXPECT_EQ(config["bos_token_id"], 260) << kind;
+    EXPECT_TRUE(config.contains("pad_token_id") && config["pad_token_id"].is_null()) << kind;
+    EXPECT_FALSE(nlohmann::json::parse(read(kind).to_json()).contains("eos_token_id")) << "none was read";
+  }
+  EXPECT_TRUE(nlohmann::json::parse(LlamaConfig::preset("llama-nano").to_json())["eos_token_id"].is_null())
+      << "transformers' 2 would be a byte";
+}
+
 TEST(LlamaConfig, ReadsLlama31AsTransformers4WritesIt) {
   const auto config = LlamaConfig::from_json(R"({
     "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 128000,
@@ -91,7 +105,10 @@ TEST(LlamaConfig, ReadsLlama31AsTransformers4WritesIt) {
     "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": "4.42.3", "use_cache": true,
     "vocab_size": 128256})",
                                              "f");
-  EXPECT_EQ(config, LlamaConfig::preset("llama-3.1-8b"));
+  LlamaConfig wanted = LlamaConfig::preset("llama-3.1-8b");
+  EXPECT_EQ(wanted.token_ids["eos_token_id"], "128001");
+  wanted.token_ids["eos_token_id"] = "[128001,128008]";
+  EXPECT_EQ(config, wanted);
 }
 
 TEST(LlamaConfig, ReadsQwen3AsTransformers5WritesIt) {
@@ -111,6 +128,7 @@ TEST(LlamaConfig, ReadsQwen3AsTransformers5WritesIt) {
   wanted.width = 64;
   wanted.inner = 96;
   wanted.vocabulary = 300;
+  wanted.token_ids = {{"bos_token_id", "151643"}, {"pad_token_id", "null"}};
   EXPECT_EQ(config, wanted);
 }
 

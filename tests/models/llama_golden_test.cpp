@@ -5,7 +5,10 @@
 #include <string>
 #include <utility>
 
+#include "core/text_file.h"
 #include "golden.h"
+#include "models/config_json.h"
+#include "tranche/models/llama_config.h"
 
 namespace tranche::models {
 namespace {
@@ -27,6 +30,12 @@ TEST_P(LlamaGolden, AgreesWithTransformers) {
   EXPECT_LE(found.gradients, 1e-5) << found.worst_gradient;
   EXPECT_LE(found.training, 1e-5);
   EXPECT_EQ(found.generated, 0) << "tokens of greedy generation";
+}
+
+TEST_P(LlamaGolden, KeysThatTransformersWritesGetNoNote) {
+  const std::string file = std::string(TRANCHE_GOLDEN) + "/" + GetParam() + "/config.json";
+  const std::string text = tranche::detail::read_text_file(file, "a config.json");
+  EXPECT_TRUE(notes_on_keys(text, file, LlamaConfig::from_json(text, file).to_json()).empty());
 }
 
 // The gradient of qwen3's token table, which is also its head, is the sum of the gradients of both stages.

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "models/config_json.h"
 #include "tranche/core/error.h"
 #include "tranche/models/gpt.h"
 #include "tranche/models/llama.h"
@@ -31,6 +32,41 @@ std::string refused(const Call& call) {
 
 const GptConfig& gpt_of(const std::shared_ptr<const LanguageModel>& model) {
   return dynamic_cast<const Gpt&>(*model).config();
+}
+
+TEST(NotesOnKeys, NameMisspeltKeysAndNoOthers) {
+  const auto notes = [](const std::string& text) {
+    return notes_on_keys(text, "f", ModelRegistry::with_builtin().from_json(text, "f")->to_json());
+  };
+  EXPECT_THAT(
+      notes(R"({"model_type": "llama", "tie_word_embedding": true, "rope_thetta": 500000,
+                        "rms_norm_epsilon": 0.1, "num_key_value_head": 8, "eos_token_ids": 2, "rope_parameter": null})"),
+      testing::ElementsAre("f: the key 'tie_word_embedding' is not read; did you mean 'tie_word_embeddings'?",
+                           "f: the key 'rope_thetta' is not read; did you mean 'rope_theta'?",
+                           "f: the key 'rms_norm_epsilon' is not read; did you mean 'rms_norm_eps'?",
+                           "f: the key 'num_key_value_head' is not read; did you mean 'num_key_value_heads'?",
+                           "f: the key 'rope_parameter' is not read; did you mean 'rope_parameters'?"));
+  EXPECT_THAT(notes(R"({"model_type": "gpt2", "n_layers": 2, "layer_norm_eps": 0.1, "hidden_sizes": 8})"),
+              testing::ElementsAre("f: the key 'n_layers' is not read; did you mean 'n_layer'?",
+                                   "f: the key 'hidden_sizes' is not read; did you mean 'hidden_size'?"));
+  EXPECT_THAT(notes(R"({"model_type": "gpt2", "n_layers": 2, "n_layer": 2})"), testing::IsEmpty())
+      << "the file has the right one";
+  // These are keys of published files.
+  for (
+      const char* text :
+      {R"({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_ctx": 1024, "n_special": 0, "predict_special_tokens": true,
+            "summary_activation": null, "summary_first_dropout": 0.1, "summary_proj_to_labels": true, "summary_type": "cls_index",
+            "summary_use_proj": true, "task_specific_params": {}, "use_cache": true, "transformers_version": "5.0.0", "dtype": "float32",
+            "_num_labels": 1, "id2label": {}, "label2id": {}, "output_past": true, "bos_token_id": 50256, "eos_token_id": 50256})",
+       R"({"model_type": "llama", "_name_or_path": "x", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "sep_token_id": 3,
+            "max_sequence_length": 2048, "torch_dtype": "float16", "use_cache": true, "pretraining_tp": 1, "unsloth_version": "1",
+            "tokenizer_class": "x", "output_attentions": false, "output_hidden_states": false, "return_dict": true, "chunk_size_feed_forward": 0,
+            "tie_encoder_decoder": false, "cross_attention_hidden_size": null, "is_decoder": false, "min_length": 0, "top_k": 50,
+            "attention_bias": false, "auto_map": {}, "use_flash_attention": true, "rope_theta": 10000, "fixed_parameter": 0})",
+       R"({"model_type": "mistral", "sliding_window": null, "rope_scaling": null, "head_dim": null, "use_cache": true})",
+       R"({"model_type": "qwen2", "use_mrope": false, "max_window_layers": 28, "use_sliding_window": false, "sliding_window": 32768,
+            "layer_types": null, "attention_dropout": 0.0})"})
+    EXPECT_THAT(notes(text), testing::IsEmpty()) << text;
 }
 
 TEST(ModelRegistry, ResolvesPresetsAndFiles) {

@@ -329,6 +329,12 @@ TEST_F(Generate, EndsWhereTheModelSays) {
   other["eos_token_id"] = end;
   folder_.write("hf/config.json", other.dump());
   everywhere("of-config");
+  models::GptConfig named = test::tiny_gpt();
+  named.token_ids["eos_token_id"] = std::to_string(end);
+  RunIdentity identity = test::tiny_identity();
+  identity.model = std::make_shared<const models::Gpt>(named);
+  ends(test::save_gpt(folder_.path("of-model"), named, {.user = identity.to_json()}),
+       {"--prompt-tokens", "84,104,101"});
 }
 
 TEST_F(Generate, SaysThatNoTokenEndsAText) {

@@ -333,6 +333,14 @@ TEST(ConfigToExport, IsTheImportedOneWhereItIsOfThisModel) {
   for (const char* key : {"attn_pdrop", "layer_norm_epsilon"}) {
     EXPECT_EQ(adjusted[key], ordered_json::parse(model.to_json())[key]) << "the run's";
   }
+  own["eos_token_id"] = own["pad_token_id"] = 5;
+  EXPECT_EQ(exported(own.dump(), DataType::float32, false)["eos_token_id"], 5) << "the run has none";
+  models::GptConfig ended = test::tiny_gpt();
+  ended.token_ids = {{"eos_token_id", "6"}};
+  const auto json = ordered_json::parse(config_to_export(
+      models::Gpt(ended), models, {{"config.json", own.dump()}}, DataType::float32, false, notes));
+  EXPECT_EQ(json["eos_token_id"], 6) << "the run's";
+  EXPECT_EQ(json["pad_token_id"], 5);
   EXPECT_THAT(notes, IsEmpty());
   own["n_layer"] = 1;
   for (const std::string& other : {own.dump(), std::string("{"), std::string("[]"), std::string("{}")}) {

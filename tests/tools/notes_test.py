@@ -31,6 +31,7 @@ CASES = [
     ("tokenize --data lines.txt --out a.safetensors", ["'lines.txt' holds JSON lines, an object a line, each a document",
                                                        "'lines.txt': keys of its first line that are not read: prompt, id"]),
     ("tokenize --data lines.jsonl --data-format text --out a.safetensors", ["'lines.jsonl' is taken as one text, as --data-format text says"]),
+    ("tokenize --data v.txt --data t.txt --data v.txt --out a.safetensors", ["'v.txt' is the same file as 'v.txt': its documents are written once more"]),
     ("tokenize --data mark.txt --out a.safetensors", ["'mark.txt' begins with a byte order mark, which is left out of its text"]),
     ("tokenize --data t.txt --out left.safetensors", ["left.safetensors.new-0123456789abcdef', which a process that has ended left"]),
     ("tokenize --data t.txt --out other.safetensors", ["removed the parts in 'other.safetensors.parts', which are of another command"]),
@@ -52,6 +53,7 @@ CASES = [
      ["--data 't.txt:2' is taken as a path; the file 't.txt' with the weight 2 is meant by 't.txt:2.0'",
       "--validation-data 'day=v.txt' is taken as a path; the set 'day' of 'v.txt' is meant by 'day=./v.txt'"]),
     (TRAIN + " --validation-data t.txt", ["'t.txt' is held out, but has the contents of a file that is trained on: its losses are of text"]),
+    ("plan --model misspelt.json", ["misspelt.json: the key 'n_layers' is not read; did you mean 'n_layer'?"]),
     ("plan --model qwen3-0.6b", ["--sequence: not given: sequences of 1024 tokens, of the 40960 that the model has positions for"]),
     (TRAIN.replace("gpt-nano", "model/config.json"),
      ["text is read as bytes: 256 of the model's 259 tokens are used",
@@ -60,6 +62,8 @@ CASES = [
                                                                                                                 "the tail of --data is evaluated, 5 % of it, as training holds it out; --validation-data"]),
     (TRAIN.replace("t.txt", "documents.safetensors"), [" attends from one document to those before it in its sequence",
                                                        "longer than a sequence of 16 tokens"]),
+    ("tokenize --data pairs.jsonl --out pairs.safetensors", []),
+    (TRAIN.replace("t.txt", "pairs.safetensors"), [" are cut by the end of a window of 16 tokens: what follows the cut is learned without"]),
     ("tokenize --data t.txt --tokenizer swapped --out swapped.safetensors", []),
     (TRAIN.replace("gpt-nano", "model/config.json").replace("t.txt", "swapped.safetensors"),
      ["the tokens of 'swapped.safetensors' were made with another tokenizer than the model's in 'model': the same numbers mean other text"]),
@@ -169,6 +173,8 @@ def write_inputs(at):
     (at / "left.safetensors.new-0123456789abcdef").write_text("x")
     (at / "other.safetensors.parts").mkdir()
     (at / "other.safetensors.parts/inputs.json").write_text("{}")
+    (at / "pairs.jsonl").write_text('{"prompt": "the prompt of", "completion": "an answer"}\n' * 60)
+    (at / "misspelt.json").write_text('{"model_type": "gpt2", "n_layers": 2}')
     (at / "units.json").write_text(json.dumps({"units": [{"name": "whole", "tensors": {"w": [1000, 1000]}}]}))
     (at / "deepspeed.json").write_text(json.dumps({
         "wandb": {"enabled": True}, "bf16": {"enabled": "auto"}, "activation_checkpointing": {"cpu_checkpointing": True},

@@ -153,6 +153,19 @@ def suite_files():
           "a report to standard output keeps what was printed", ["--report", "/proc/self/fd/1"], (done, text))
     left = [name for name in os.listdir(FOLDER.name) + os.listdir(path("far")) if ".part" in name]
     check(not left, "no temporary files are left", arguments, left)
+    many_files()
+
+
+def many_files():
+    """All data files stay open: the program raises its soft limit, and an error names the hard one."""
+    for number in range(60):
+        write(f"many-{number}.txt", b"many files of one run %d " % number * 40)
+    arguments = TINY + ["--data", path("many-*.txt")]
+    for hard, status, text in ((4096, 0, b"trained 3 steps"), (40, 2, b"cannot be opened: Too many open files; every data file stays open: "
+                                                                      b"raise `ulimit -n`, or put many files into one with tranche tokenize")):
+        done = run(arguments, preexec_fn=lambda most=hard: resource.setrlimit(resource.RLIMIT_NOFILE, (40, most)))
+        check(done.returncode == status and text in done.stdout + done.stderr, f"60 files where {hard} may be open", arguments,
+              (done.returncode, done.stdout, done.stderr))
 
 
 def suite_threads():

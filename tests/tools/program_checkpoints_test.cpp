@@ -245,6 +245,35 @@ TEST_F(ProgramCheckpoints, TheBestIsKeptMarkedAndResumed) {
   const json listed = json::parse(test::checkpoint_command({"list", folder(), "--json"}).out);
   EXPECT_EQ(listed["best"], (json{{"name", "step-00000002"}, {"step", 2}, {"set", "far"}, {"loss", far[2]}}));
 
+  // Commands that take the newest checkpoint name the best one.
+  const std::string newest = folder() + "/step-00000006";
+  const auto note = [&](const std::string& taken) {
+    return taken + " is the newest checkpoint; the best, with a loss of " + fmt::format("{:.4f}", far[2]) +
+           " on far, is " + folder() + "/step-00000002\n";
+  };
+  const auto noted = [&](std::vector<std::string> command) {
+    const ProgramResult result = test::run(command);
+    EXPECT_EQ(result.status, 0) << result.errors;
+    return result.out + result.errors;
+  };
+  const std::string data = files_.write("data.txt", test::some_text(700));
+  const auto evaluated = [&](const std::string& from) {
+    return noted({"evaluate", "--model", "gpt-nano", "--data", data, "--sequence", "16", "--threads", "1",
+                  "--from", from});
+  };
+  const auto exported = [&](const std::string& from, const char* to) {
+    return noted({"checkpoint", "export", from, "--to", files_.path(to)});
+  };
+  const auto generated = [&](const std::string& from) {
+    return noted({"generate", "--from", from, "--prompt", "a", "--tokens", "1"});
+  };
+  for (const std::string& text : {evaluated(folder()), exported(folder(), "all"), generated(folder())}) {
+    EXPECT_THAT(text, HasSubstr(note(newest)));
+  }
+  for (const std::string& text : {evaluated(newest), exported(newest, "one"), generated(newest)}) {
+    EXPECT_THAT(text, Not(HasSubstr("is the newest checkpoint"))) << "it was asked for";
+  }
+
   // Continues from the end; the best one stays.
   const json second =
       report(with({"--steps", "8", "--keep-best", "--best-by", "far", "--lr", "0.02", "--resume", "latest"}));

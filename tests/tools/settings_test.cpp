@@ -542,6 +542,90 @@ TEST(Settings, DocumentsLongerThanASequenceAreSaid) {
   EXPECT_EQ(note("10", folder.write("b.txt", test::some_text(500))), "") << "which tells of no documents";
 }
 
+TEST(Settings, DocumentsThatAWindowCutsAreSaid) {
+  const TemporaryFolder folder;
+  const auto tokens = [&](const std::string& name, const std::string& lines) {
+    training::TokenizeOptions how;
+    how.inputs = {folder.write(name + ".jsonl", lines)};
+    how.output = folder.path(name + ".safetensors");
+    (void)training::tokenize_files(*training::make_byte_tokenizer(), how);
+    return how.output;
+  };
+  const std::string six = R"({"prompt": "abcd", "completion": "ef"})"
+                          "\n",
+                    text = R"({"text": "abcdef"})"
+                           "\n";
+  const auto note = [&](const char* sequence, const std::string& file) {
+    const Options options = train({"--data", file, "--sequence", sequence, "--validation-data", file});
+    return note_on_cut_documents(*open_data(options, resolve_settings(options, 1)).training);
+  };
+  const std::string prompts = tokens("prompts", six + six + six + six);
+  const std::string without =
+      " tokens: what follows the cut is learned without what stands before it, such as the prompt; a longer "
+      "--sequence cuts fewer";
+  EXPECT_EQ(note("8", prompts), "1 of 3 documents (33 %) is cut by the end of a window of 8" + without)
+      << "the second by the first window, and the third ends with the target of the second";
+  EXPECT_EQ(note("4", prompts), "3 of 4 documents (75 %) are cut by the end of a window of 4" + without);
+  EXPECT_EQ(note("5", prompts), "2 of 4 documents (50 %) are cut by the end of a window of 5" + without)
+      << "the first one's last token is the last target of a window";
+  EXPECT_EQ(note("6", prompts), "");
+  EXPECT_EQ(note("4", tokens("texts", text + text + text + text)), "") << "everything is learned";
+}
+
+TEST(Settings, CopiesOfAFileToTrainOnAreSaid) {
+  const TemporaryFolder folder;
+  const std::string a = folder.write("a.txt", test::some_text(500)),
+                    b = folder.write("b.txt", test::some_text(501)), link = folder.path("link.txt");
+  std::filesystem::create_symlink(a, link);
+  const auto notes = [&](std::vector<std::string> files) {
+    std::vector<std::string> flags{"--sequence", "10"};
+    for (const std::string& file : files) flags.insert(flags.end(), {"--data", file});
+    const Options options = train(flags);
+    return open_data(options, resolve_settings(options, 1)).notes;
+  };
+  const auto note = [&](const std::string& copy) {
+    return "'" + copy + "' has the contents of '" + a +
+           "', another file to train on: its windows are trained on once more in each epoch";
+  };
+  EXPECT_THAT(notes({a, b}), testing::IsEmpty());
+  EXPECT_THAT(notes({a, b, a}), ElementsAre(note(a)));
+  EXPECT_THAT(notes({folder.path("*.txt")}), ElementsAre(note(link)));
+  EXPECT_THAT(notes({a, link, a}), ElementsAre(note(link) + "; so it is with 1 more of --data"));
+}
+
+TEST(Settings, AFileThatIsTooShortForItsTailTellsWhatHelps) {
+  const TemporaryFolder folder;
+  const std::string a = folder.write("a.txt", test::some_text(5000)),
+                    b = folder.write("b.txt", test::some_text(100));
+  const auto refused = [&](std::vector<std::string> flags) {
+    flags.insert(flags.end(), {"--sequence", "10"});
+    return message_of<ConfigurationError>([&] {
+      const Options options = train(flags);
+      (void)open_data(options, resolve_settings(options, 1));
+    });
+  };
+  const std::string short_of = "data file '" + b +
+                               "' has 5 tokens for validation, but one sequence of 10 needs 11; give "
+                               "more data or a shorter --sequence",
+                    other = "; --validation-data FILE holds out a file in place of the tail of each";
+  EXPECT_EQ(refused({"--data", a, "--data", b}),
+            short_of + ", or put the files into one with tranche tokenize" + other);
+  EXPECT_EQ(refused({"--data", b}), short_of + other);
+  EXPECT_EQ(refused({"--data", a, "--data", b, "--validation-data", a}), "");
+}
+
+TEST(Settings, MisspeltKeysOfAModelAreSaid) {
+  const TemporaryFolder folder;
+  const std::string text = folder.write("a.txt", test::some_text(500));
+  const auto notes = [&](const std::string& model) {
+    return resolve_settings(train({"--model", model, "--data", text, "--sequence", "10"}), 1).config.notes;
+  };
+  const std::string config = folder.write("m.json", R"({"model_type": "llama", "rope_thetta": 5})");
+  EXPECT_THAT(notes(config),
+              testing::Contains(config + ": the key 'rope_thetta' is not read; did you mean 'rope_theta'?"));
+  EXPECT_THAT(notes("llama-nano"), testing::Not(testing::Contains(HasSubstr("did you mean"))));
+}
+
 TEST(Settings, ValidationsDuringTrainingAreBounded) {
   const TemporaryFolder folder;
   const std::string text = folder.write("a.txt", test::some_text(400000));

@@ -319,6 +319,76 @@ TEST(ChatFormat, TheFoldersTemplateIsTheLaw) {
       << "the file stands before tokenizer_config.json";
 }
 
+TEST(ChatFormat, MessagesWithoutTextAreRefused) {
+  const Folder plain(chatml), whole("{{ messages }}"),
+      calls(
+          "{% for m in messages %}{{ m.role }}:{{ m.content }}{{ m.tool_calls }}{{ m['thinking'] }}</s>{% "
+          "endfor %}");
+  const auto message = [](const std::string& keys) {
+    return R"({"messages": [{"role": "assistant")" + keys + "}]}";
+  };
+  const auto refused = [&](const Folder& folder, const std::string& keys) {
+    return message_of<ConfigurationError>(
+        [&] { (void)text_of(chat_format("own", folder.path(), ""), message(keys)); });
+  };
+  const std::string origin = plain.path() + "/tokenizer_config.json (chat_template)";
+  const std::string remedy =
+      "; beside its role it has \"value\": give the key that holds the text the name \"content\"";
+  EXPECT_EQ(refused(plain, R"(, "value": "a")"),
+            "line 7: messages[0].content is missing: the message has no text" + remedy);
+  EXPECT_EQ(refused(plain, R"(, "content": null, "value": "a")"),
+            "line 7: messages[0].content is null: the message has no text" + remedy);
+  EXPECT_EQ(refused(plain, R"(, "tool_calls": [])"),
+            "line 7: messages[0].content is missing: the message has no text");
+  EXPECT_EQ(refused(plain, R"(, "content": [])"),
+            "line 7: messages[0].content is []: the message has no text");
+  EXPECT_EQ(
+      refused(plain, R"(, "content": "a", "tool_calls": [1])"),
+      "line 7: messages[0].tool_calls is in a message, but chat template " + origin + " does not write it");
+  EXPECT_EQ(message_of<ConfigurationError>([&] {
+              (void)read_json_prompt(message(R"(, "value": "a")"), chat_format("own", plain.path(), ""),
+                                     "line 7");
+            }),
+            "line 7: messages[0].content is missing: the message has no text" + remedy);
+  EXPECT_THAT(refused(calls, R"(, "tool_call": [1])"), HasSubstr("it has \"tool_call\""))
+      << "a name's beginning is another name";
+  EXPECT_THAT(refused(Folder("{{ messages[0].content[0].text }}"), R"(, "text": "a")"),
+              HasSubstr("it has \"text\""));
+  EXPECT_EQ(refused(calls, R"(, "content": null, "tool_calls": [1])"), "");
+  EXPECT_EQ(refused(calls, R"(, "reasoning": "a")"), "") << "templates see it as thinking too";
+  EXPECT_EQ(refused(plain, R"(, "content": "")"), "") << "an empty text is one";
+  EXPECT_EQ(refused(whole, R"(, "tool_calls": [1])"), "") << "the template writes messages as a whole";
+}
+
+TEST(ChatFormat, KeysOfMessagesThatTheTemplateDoesNotNameAreUnread) {
+  const Folder plain(std::string(chatml) + "{{ messages[0].name }}"), whole("{{ messages }}");
+  constexpr const char* line =
+      R"({"messages": [{"role": "user", "content": "a", "id": 1, "name": "b", "seen": null},
+      {"role": "assistant", "content": "c", "id": 2, "thinking": "d", "weight": 1}], "source": 3})";
+  EXPECT_THAT(unread_keys(line, chat_format("own", plain.path(), "")),
+              testing::ElementsAre("source", "messages[].id", "messages[].thinking"));
+  EXPECT_THAT(unread_keys(line, chat_format("own", whole.path(), "")), testing::ElementsAre("source"));
+  EXPECT_THAT(unread_keys(line, ChatTemplate::chatml), testing::ElementsAre("source"));
+  EXPECT_THAT(unread_keys(R"({"messages": [1, "a"]})", chat_format("own", plain.path(), "")),
+              testing::IsEmpty());
+}
+
+TEST(ChatFormat, TheFormOfShareGptIsNamed) {
+  const std::string remedy =
+      "ShareGPT's conversations are read once \"conversations\" is renamed \"messages\", \"from\" is "
+      "\"role\" (and its "
+      "\"human\" is \"user\", its \"gpt\" \"assistant\"), and \"value\" is \"content\"";
+  const Folder plain(chatml);
+  for (const ChatFormat& chat : {chat_format("own", plain.path(), ""), ChatFormat(ChatTemplate::chatml)}) {
+    EXPECT_EQ(message_of<ConfigurationError>(
+                  [&] { (void)text_of(chat, R"({"conversations": [{"from": "human", "value": "a"}]})"); }),
+              "line 7: conversations is not read: " + remedy);
+    EXPECT_EQ(message_of<ConfigurationError>(
+                  [&] { (void)text_of(chat, R"({"messages": [{"from": "human", "content": "a"}]})"); }),
+              "line 7: messages[0] has no \"role\": " + remedy);
+  }
+}
+
 TEST(ChatFormat, NamedTemplatesOfAFolder) {
   const TemporaryFolder folder;
   const auto config = [&](const std::string& name) {

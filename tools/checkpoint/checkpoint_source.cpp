@@ -7,6 +7,7 @@
 
 #include "checkpoint/storage.h"
 #include "tools/checkpoint/adapters.h"
+#include "tools/train/resume_source.h"
 #include "tranche/core/error.h"
 
 namespace tranche::tools {
@@ -32,9 +33,11 @@ std::string find_checkpoint(detail::FileSystem& files, const std::string& path,
       if (!folder.ends_with(checkpoint::latest_name)) throw CheckpointError("it is a file, not a folder");
       folder = detail::parent_path(folder);
     }
-    found = files.exists(detail::join_path(folder, std::string(checkpoint::manifest_name)))
-                ? folder
-                : checkpoint::newest_checkpoint(files, folder, notes).path;
+    found = folder;
+    if (files.exists(detail::join_path(folder, std::string(checkpoint::manifest_name)))) return;
+    found = checkpoint::newest_checkpoint(files, folder, notes).path;
+    const std::string best = note_on_best(folder, found);
+    if (!best.empty()) notes.push_back(best);
   });
   return found;
 }

@@ -16,7 +16,8 @@ namespace tranche::tools {
 std::string some_of(const std::vector<std::string>& names);
 
 /// The checkpoint for a path: itself, or the newest complete one of a run's folder ("x", or its file
-/// "x/latest"); `notes` get a line for each that was passed over. Throws CheckpointError.
+/// "x/latest"); `notes` get a line for each that was passed over, and for a better one. Throws
+/// CheckpointError.
 std::string find_checkpoint(detail::FileSystem& files, const std::string& path,
                             std::vector<std::string>& notes);
 

@@ -161,12 +161,22 @@ std::string config_to_export(const models::LanguageModel& model, const models::M
       theirs = nlohmann::ordered_json::parse(models.from_json(carried->bytes, carried->name)->to_json());
     } catch (const ConfigurationError&) {  // an unknown architecture
     }
-    // A run may have other dropouts and epsilons than the folder.
+    // A run may have other dropouts, epsilons and token numbers than the folder.
     for (const auto& [key, value] : json.items()) {
-      if (is_adjustable(key) && theirs.contains(key) && theirs[key] != value)
+      if (is_token_id(key)) {
+        if (!value.is_null() && (!theirs.contains(key) || theirs[key] != value)) adjusted[key] = value;
+      } else if (is_adjustable(key) && theirs.contains(key) && theirs[key] != value) {
         theirs[key] = adjusted[key] = value;
+      }
     }
-    if (theirs == json) {
+    const auto without_token_ids = [](const nlohmann::ordered_json& all) {
+      nlohmann::ordered_json others;
+      for (const auto& [key, value] : all.items()) {
+        if (!is_token_id(key)) others[key] = value;
+      }
+      return others;
+    };
+    if (without_token_ids(theirs) == without_token_ids(json)) {
       json = detail::parse_json(carried->bytes);
       if (!adjusted.is_null()) json.update(adjusted);
     } else {

@@ -177,6 +177,8 @@ planner::PlanRequest plan_request(const Options& options) {
   }
   if (request.model.language) {
     request.sequence = sequence_of(options.sequence, *request.model.language, request.config.notes);
+    const std::vector<std::string> keys = notes_on_model(options.model, *request.model.language);
+    request.config.notes.insert(request.config.notes.end(), keys.begin(), keys.end());
   } else if (options.sequence) {
     throw ConfigurationError(fmt::format(
         "--sequence: {} is a list of units, which has no sequences; write tokens_per_sample in it",

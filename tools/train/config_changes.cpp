@@ -19,10 +19,14 @@ std::vector<ChangedValue> model_differences(const RunIdentity& saved, const RunI
 
 /// True for a key that matters only when weights are drawn (initializer_range) or only to a tokenizer.
 bool is_of_the_beginning(std::string_view key) {
-  return key == "initializer_range" || key.ends_with("_token_id");
+  return key == "initializer_range" || is_token_id(key);
 }
 
 }  // namespace
+
+bool is_token_id(std::string_view key) {
+  return key.ends_with("_token_id");
+}
 
 bool is_adjustable(std::string_view key) {
   for (const std::string_view end : {"dropout", "pdrop", "epsilon", "eps"}) {

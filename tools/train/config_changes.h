@@ -12,7 +12,9 @@ namespace tranche::tools {
 /// True for a key of config.json that does not change the identity of a model: dropout, and the epsilon of
 /// norms.
 bool is_adjustable(std::string_view key);
-/// A line for each such key that differs; none when the architectures do.
+/// True for the number of a token, which matters only to a tokenizer.
+bool is_token_id(std::string_view key);
+/// A line for each adjustable key that differs; none when the architectures do.
 std::vector<std::string> adjusted_model(const RunIdentity& saved, const RunIdentity& present);
 
 /// A line for each difference of the model (dropout and the like), sequence and data, except for those that

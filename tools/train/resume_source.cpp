@@ -75,6 +75,13 @@ void open_at(detail::FileSystem& files, const std::string& path, ResumeSource& r
 
 }  // namespace
 
+std::string note_on_best(const std::string& folder, const std::string& taken) {
+  const auto best = training::best_checkpoint(folder);
+  if (!best || best->path == taken) return {};
+  return fmt::format("{} is the newest checkpoint; the best, with a loss of {:.4f} on {}, is {}", taken,
+                     best->loss, best->set == "validation" ? "the held-out windows" : best->set, best->path);
+}
+
 std::vector<std::string> tokenizer_folders(const Options& options, const ResumeSource& source) {
   std::vector<std::string> folders;
   if (!source.folder.empty())
@@ -237,6 +244,10 @@ ResumeSource find_resume_source(detail::FileSystem& files, const Options& option
   resume_source.partial = options.partial && (resume_source.weights_only || !options.resumes_own());
   checkpoint::with_reason("cannot open checkpoint " + path,
                           [&] { open_at(files, path, resume_source, user); });
+  if (options.command == Command::evaluate && resume_source.folder != path) {
+    const std::string best = note_on_best(path, resume_source.folder);
+    if (!best.empty()) resume_source.notes.push_back(best);
+  }
   hold_against(present, options.models, user, resume_source.folder, resume_source);
   require_tokens(options, present, resume_source);
   return resume_source;

@@ -39,6 +39,10 @@ struct ResumeSource {
 ResumeSource find_resume_source(detail::FileSystem& files, const Options& options,
                                 const RunIdentity& present);
 
+/// A line that names the best checkpoint of a run's folder if it is another than `taken`, the newest; empty
+/// if it is the same or none is recorded (--keep-best).
+std::string note_on_best(const std::string& folder, const std::string& taken);
+
 /// The folders in which the model's tokenizer may lie: what the checkpoint carries, and beside --model's
 /// file.
 std::vector<std::string> tokenizer_folders(const Options& options, const ResumeSource& source);

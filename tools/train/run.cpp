@@ -364,6 +364,8 @@ void Run::show_start() {
   for (const std::string& note : data.notes) print_row("note", note);
   const std::string documents = note_on_long_documents(data, settings.sequence);
   if (!documents.empty()) print_row("note", documents);
+  const std::string cut = note_on_cut_documents(*data.training);
+  if (!cut.empty()) print_row("note", cut);
   const std::string cores = note_on_cores(placement);
   if (!cores.empty() && options.device == "cpu") print_row("note", cores);
   const std::string threads = note_on_openmp(std::getenv("OMP_NUM_THREADS"), placement.threads);

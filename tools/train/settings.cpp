@@ -10,12 +10,15 @@
 #include <cstring>
 #include <filesystem>
 #include <initializer_list>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "checkpoint/digest.h"
 #include "core/json.h"
 #include "core/relaxed_json.h"
 #include "core/text_file.h"
+#include "models/config_json.h"
 #include "tools/flag_values.h"
 #include "tools/train/tokenizer_match.h"
 #include "tranche/core/error.h"
@@ -273,6 +276,12 @@ void note_flags(const Options& options, Config& config) {
 
 }  // namespace
 
+std::vector<std::string> notes_on_model(const std::string& path, const models::LanguageModel& model) {
+  std::error_code unknown;
+  if (!std::filesystem::is_regular_file(path, unknown)) return {};
+  return models::notes_on_keys(detail::read_text_file(path, "a model's config.json"), path, model.to_json());
+}
+
 Settings resolve_settings(const Options& options, int ranks) {
   Settings settings;
   settings.config = read_config(options, ranks);
@@ -286,6 +295,8 @@ Settings resolve_settings(const Options& options, int ranks) {
     const std::vector<std::string> notes = schedule_notes(config, settings.steps);
     config.notes.insert(config.notes.end(), notes.begin(), notes.end());
   }
+  const std::vector<std::string> keys = notes_on_model(options.model, *settings.model);
+  config.notes.insert(config.notes.end(), keys.begin(), keys.end());
   note_flags(options, config);
   settings.batch = {config.micro_batch_size, config.accumulation_steps, config.data_ranks(ranks)};
   // The device is made and destroyed, so that a missing one is reported before anything else is started.
@@ -302,8 +313,7 @@ struct DataSource {
   std::optional<double> weight;
 };
 
-/// Calls `read`. If it finds no file, the error also names `other`, another interpretation of the flag's
-/// value.
+/// Calls `read`. Its error also names `other`, such as another interpretation of a flag's value.
 template <typename Read>
 auto with_reading(const Read& read, std::string_view other) {
   try {
@@ -448,6 +458,24 @@ std::string digest_of(const std::vector<std::unique_ptr<training::TokenFile>>& f
   return checkpoint::to_hex(checkpoint::digest_of(digests));
 }
 
+/// A line about files to train on whose contents are equal; empty if there are none.
+std::string note_on_copies(const std::vector<std::unique_ptr<training::TokenFile>>& files) {
+  std::map<std::string, std::string> paths;  // by digest
+  std::string note;
+  int copies = 0;
+  for (const auto& file : files) {
+    const auto [first, is_new] = paths.emplace(file->digest(), file->path());
+    if (is_new) continue;
+    if (copies++ == 0) {
+      note = fmt::format(
+          "'{}' has the contents of '{}', another file to train on: its windows are trained on once more in "
+          "each epoch",
+          file->path(), first->second);
+    }
+  }
+  return copies > 1 ? fmt::format("{}; so it is with {} more of --data", note, copies - 1) : note;
+}
+
 /// Throws unless some target of the windows is learned; number(i) is the i-th of `count`.
 template <typename Number>
 void require_target(const training::Windows& windows, std::int64_t count, const Number& number,
@@ -492,12 +520,19 @@ Data open_data(const Options& options, const Settings& settings) {
     }
     ends.push_back(training.size());
   }
+  const std::string copies = note_on_copies(data.training_files);
+  if (!copies.empty() && options.command == Command::train) data.notes.push_back(copies);
   data.training = std::make_unique<training::Windows>(std::move(training), settings.sequence, "training");
   const auto hold_out = [&](const std::string& name, std::vector<training::TokenRange> ranges) {
     ValidationSet& set = data.validation.emplace_back();
     set.name = name;
-    set.windows = std::make_unique<training::Windows>(std::move(ranges), settings.sequence,
-                                                      name.empty() ? "validation" : "validation on " + name);
+    const auto cut = [&] {
+      return std::make_unique<training::Windows>(std::move(ranges), settings.sequence,
+                                                 name.empty() ? "validation" : "validation on " + name);
+    };
+    set.windows =
+        tails ? with_reading(cut, "--validation-data FILE holds out a file in place of the tail of each")
+              : cut();
     set.numbers = training::evaluation_windows(set.windows->count(), held_out_windows(options, settings));
     const auto taken = static_cast<std::int64_t>(set.numbers.size());
     const std::int64_t all = set.windows->count();
@@ -587,6 +622,33 @@ std::string note_on_long_documents(const Data& data, std::int64_t sequence) {
   return fmt::format(
       "{} of {} documents {} longer than a sequence of {} tokens (the longest has {}): {} split over several",
       longer, documents, longer == 1 ? "is" : "are", sequence, longest, longer == 1 ? "it is" : "they are");
+}
+
+std::string note_on_cut_documents(const training::Windows& training) {
+  const std::int64_t sequence = training.sequence();
+  std::int64_t documents = 0, cut = 0;
+  for (std::size_t r = 0; r < training.ranges().size(); ++r) {
+    const training::TokenRange& range = training.ranges()[r];
+    if (!range.file->has_targets()) continue;
+    const std::span<const std::int64_t> ends = range.file->document_ends();
+    const std::int64_t last = range.begin + (training.first(r + 1) - training.first(r)) * sequence;
+    std::int64_t begin = range.begin;
+    for (auto end = std::upper_bound(ends.begin(), ends.end(), begin); end != ends.end() && begin < last;
+         ++end) {
+      // A window has its last target from the next one, so a document may end with one token behind it.
+      const std::int64_t next = begin + sequence - (begin - range.begin) % sequence;
+      ++documents;
+      if (next < std::min(*end - 1, last)) ++cut;
+      begin = *end;
+    }
+  }
+  if (cut == 0) return {};
+  return fmt::format(
+      "{} of {} documents ({:.2g} %) {} cut by the end of a window of {} tokens: what follows the cut is "
+      "learned without "
+      "what stands before it, such as the prompt; a longer --sequence cuts fewer",
+      cut, documents, 100.0 * static_cast<double>(cut) / static_cast<double>(documents),
+      cut == 1 ? "is" : "are", sequence);
 }
 
 RunIdentity identity_of(const Options& options, const Settings& settings, const Data& data) {

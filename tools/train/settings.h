@@ -47,6 +47,9 @@ inline constexpr std::int64_t default_sequence = 1024;
 std::int64_t sequence_of(std::optional<std::int64_t> asked, const models::LanguageModel& model,
                          std::vector<std::string>& notes);
 
+/// A line for each key of a model's config.json that seems to be misspelt; none where `path` is a preset.
+std::vector<std::string> notes_on_model(const std::string& path, const models::LanguageModel& model);
+
 /// Throws ConfigurationError for inconsistent settings.
 Settings resolve_settings(const Options& options, int ranks);
 
@@ -108,6 +111,10 @@ Data open_data(const Options& options, const Settings& settings);
 
 /// "3 of 51 documents are longer than a sequence ..."; empty if none is, or no file has document boundaries.
 std::string note_on_long_documents(const Data& data, std::int64_t sequence);
+
+/// "3 of 51 documents (6 %) are cut by the end of a window ..."; empty if none is, or no file to train on has
+/// tokens that are not learned.
+std::string note_on_cut_documents(const training::Windows& training);
 
 /// The description of this run for its checkpoints.
 RunIdentity identity_of(const Options& options, const Settings& settings, const Data& data);

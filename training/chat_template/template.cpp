@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <nlohmann/json.hpp>
 
 #include "core/printable.h"
@@ -29,12 +30,15 @@ bool has_marks(const jinja::Block& block) {
   });
 }
 
+/// The names of an assistant's reasoning.
+constexpr std::array<std::string_view, 3> thoughts{"reasoning_content", "thinking", "reasoning"};
+
 /// The message in the form that transformers gives to templates: without null keys, and with an assistant's
 /// reasoning under each name that templates use.
 Json as_template_sees(const Json& message) {
   Json seen = Json::object();
   const Json* thought = nullptr;
-  for (const char* key : {"reasoning_content", "thinking", "reasoning"}) {
+  for (const std::string_view key : thoughts) {
     const auto found = message.find(key);
     if (found == message.end() || found->is_null()) continue;
     thought = &*found;
@@ -92,6 +96,22 @@ std::string JinjaTemplate::fingerprint() const {
 const JinjaTemplate& JinjaTemplate::for_tools(const Json& conversation) const {
   const Json* tools = member(conversation, "tools");
   return tools != nullptr && !tools->empty() && with_tools_ ? *with_tools_ : *this;
+}
+
+bool JinjaTemplate::names(std::string_view key, const Json& conversation) const {
+  const std::string& text = for_tools(conversation).text_;
+  const auto is_there = [&](std::string_view name) {
+    for (std::size_t at = text.find(name); at != std::string::npos; at = text.find(name, at + 1)) {
+      const std::size_t end = at + name.size();
+      const bool whole = end == text.size() ||
+                         (std::isalnum(static_cast<unsigned char>(text[end])) == 0 && text[end] != '_');
+      if (whole && at > 0 && std::string_view(".'\"").find(text[at - 1]) != std::string_view::npos)
+        return true;
+    }
+    return false;
+  };
+  const bool is_thought = std::find(thoughts.begin(), thoughts.end(), key) != thoughts.end();
+  return is_there(key) || (is_thought && std::any_of(thoughts.begin(), thoughts.end(), is_there));
 }
 
 jinja::Rendering JinjaTemplate::render(const Json& conversation, bool prompt, const std::string& date,

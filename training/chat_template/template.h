@@ -33,6 +33,8 @@ class JinjaTemplate {
   const std::string& text() const { return text_; }
   const std::string& origin() const { return origin_; }
   std::string fingerprint() const;
+  /// True if the template that writes this conversation names a key of messages: m.key or m["key"].
+  bool names(std::string_view key, const nlohmann::ordered_json& conversation) const;
 
  private:
   const JinjaTemplate& for_tools(const nlohmann::ordered_json& conversation) const;

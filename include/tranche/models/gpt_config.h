@@ -2,6 +2,7 @@
 /// The hyperparameters of a GPT: presets, Hugging Face's config.json, parameter and operation counts.
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,6 +23,10 @@ struct GptConfig {
   float residual_dropout = 0.1f;
   float layer_norm_epsilon = 1e-5f;
   float initializer_range = 0.02f;  ///< standard deviation of the initial weights
+  /// The tokens that begin, end and pad texts, by their keys in config.json, as JSON text: {"eos_token_id",
+  /// "[2, 7]"}. Training does not use them; what is written has those that were read,
+  /// and transformers' 50256 for the begin and the end where none was read and the vocabulary has it.
+  std::map<std::string, std::string> token_ids = {};
 
   std::int64_t inner_width() const { return inner > 0 ? inner : 4 * width; }
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -42,6 +43,10 @@ struct LlamaConfig {
   float attention_dropout = 0;
   float norm_epsilon = 1e-6f;
   float initializer_range = 0.02f;  ///< standard deviation of the initial weights
+  /// The tokens that begin, end and pad texts, by their keys in config.json, as JSON text: {"eos_token_id",
+  /// "[2, 7]"}. Training does not use them; what is written has those that were read, and
+  /// no others: transformers then takes its own, 1 and 2 for llama and mistral.
+  std::map<std::string, std::string> token_ids = {};
 
   bool query_key_value_bias() const { return attention_bias || kind == LlamaKind::qwen2; }
   bool output_bias() const { return attention_bias; }

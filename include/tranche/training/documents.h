@@ -36,9 +36,10 @@ Document read_json_line(std::string_view line, const ChatFormat& chat, std::stri
 std::optional<std::string> read_json_prompt(std::string_view line, const ChatFormat& chat,
                                             std::string_view origin);
 
-/// The keys of a line, a JSON object, that neither function reads, in their order; null values count as
-/// absent. Empty if the line is not an object.
-std::vector<std::string> unread_keys(std::string_view line);
+/// The keys of a line, a JSON object, that neither function reads, in their order, and "messages[].KEY" for
+/// those of messages that the folder's own template does not name; null values count as absent. Empty if the
+/// line is not an object.
+std::vector<std::string> unread_keys(std::string_view line, const ChatFormat& chat);
 
 /// Documents one after the other.
 struct TokenDocuments {

@@ -62,6 +62,7 @@ class TokenFile {
   const TokenizerStamp& made_by() const noexcept { return made_by_; }
   /// For each document the index after its last token, ascending; empty: the file has no document boundaries.
   std::span<const std::int64_t> document_ends() const noexcept { return document_ends_; }
+  bool has_targets() const noexcept { return targets_begin_ > 0; }
   /// For each of tokens [first, first + into.size()) whether it is learned: 1 everywhere if the file has no
   /// targets. Throws as read().
   void read_targets(std::int64_t first, std::span<std::uint8_t> into) const;
