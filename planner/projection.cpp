@@ -42,7 +42,7 @@ using detail::WorkKind;
 constexpr int simulated_steps = 3;
 /// Micro-batches for each stage of a pipeline in the smallest of the simulations that are extrapolated.
 constexpr std::int64_t least_micro_batches = 2;
-/// By how much the seconds that a micro-batch adds may differ between two intervals for an extrapolation.
+/// The share by which the seconds of a micro-batch may differ between two intervals for an extrapolation.
 constexpr double intervals_agree = 0.01;
 /// A pipeline is extrapolated to so many times the simulated micro-batches at most: a wait that is used up
 /// only behind them does not show.

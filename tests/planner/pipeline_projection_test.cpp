@@ -340,6 +340,25 @@ TEST(ProjectedPipeline, StagesOnSeveralNodesSendThroughTheNetwork) {
   EXPECT_GE(projection.node_bytes, static_cast<double>(plan.data.at("send").bytes));
 }
 
+TEST(ProjectedPipeline, OnlyTheEndsOfAPipelineExchangeTheTiedTable) {
+  // Whether or not the middle stages share the nodes of the ends, one rank of a node sends its gradients.
+  PlanRequest request = pipeline_request(4, 4);
+  const auto projected = [&](int ranks_per_node) {
+    request.ranks_per_node = ranks_per_node;
+    return project({request, machine_with_link(1e-9), LinkRate{1e6, 0}, 0});
+  };
+  const Projection apart = projected(1), packed = projected(2);
+  const auto messages = static_cast<double>(plan_run(request).data.at("send").bytes);
+  EXPECT_GT(packed.node_bytes, 0);
+  EXPECT_NEAR(packed.node_bytes, apart.node_bytes - messages, 1);
+  EXPECT_LT(packed.step.total(), apart.step.total());
+  // Where the node has two copies of the first stage, both send to their last stage.
+  request.ranks = 8;
+  request.config.mesh = "pipeline=4, replicate=2";
+  request.config.train_batch_size = 16;
+  EXPECT_NEAR(projected(4).node_bytes, 2 * packed.node_bytes, 1);
+}
+
 TEST(ProjectedPipeline, RecordingChangesNoPlanAndAllRanksHaveOneStep) {
   PlanRequest request = pipeline_request(2, 4, "zb-v");
   const PlanResult before = plan_run(request);
