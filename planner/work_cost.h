@@ -67,7 +67,7 @@ class WorkCost {
   bool on_cpu_ = true;
   double cores_ = 1, threads_ = 1, slower_ = 1;
   std::set<std::string> notes_;
-  /// What groups_on_node() has counted, by the members of a group and the node.
+  /// The counts of groups_on_node(), by the members of a group and the node.
   mutable std::map<std::pair<std::shared_ptr<const std::vector<int>>, int>, int> groups_;
 };
 

@@ -341,7 +341,7 @@ TEST(ProjectedPipeline, StagesOnSeveralNodesSendThroughTheNetwork) {
 }
 
 TEST(ProjectedPipeline, OnlyTheEndsOfAPipelineExchangeTheTiedTable) {
-  // Whether or not the middle stages share the nodes of the ends, one rank of a node sends its gradients.
+  // One rank of a node sends its gradients, even if the middle stages share the nodes of the ends.
   PlanRequest request = pipeline_request(4, 4);
   const auto projected = [&](int ranks_per_node) {
     request.ranks_per_node = ranks_per_node;
@@ -352,7 +352,7 @@ TEST(ProjectedPipeline, OnlyTheEndsOfAPipelineExchangeTheTiedTable) {
   EXPECT_GT(packed.node_bytes, 0);
   EXPECT_NEAR(packed.node_bytes, apart.node_bytes - messages, 1);
   EXPECT_LT(packed.step.total(), apart.step.total());
-  // Where the node has two copies of the first stage, both send to their last stage.
+  // Two copies of the first stage on a node both send to their last stage.
   request.ranks = 8;
   request.config.mesh = "pipeline=4, replicate=2";
   request.config.train_batch_size = 16;
