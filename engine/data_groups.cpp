@@ -140,7 +140,8 @@ std::optional<DataGroups::Crossing> DataGroups::to_other_nodes(const StepTraffic
   const std::vector<TrafficCount>& sent = traffic.data_of_groups();
   for (std::size_t i = 0; i < sent.size(); ++i) {
     bytes.rank += sent[i].to_other_nodes;
-    // The node's other ranks are in other groups, which send equal amounts.
+    // The node's other ranks are taken to be in groups which send equal amounts; plans check whether they
+    // are.
     bytes.node += sent[i].node_to_other_nodes * groups_.front()->local_size() / groups_[i]->local_size();
   }
   return bytes;

@@ -55,7 +55,14 @@ std::string seconds_of(const MeshSearchRequest& request) {
 std::string why_text(const MeshSearchRequest& request, const MeshSearchResult& result) {
   const StepCost& cost = result.chosen.trial.cost;
   std::string text = fmt::format("the fastest that fits: {:.3g} s a step", result.chosen.seconds);
-  if (request.machine) text += fmt::format(" in the simulation; {:.3g} by formula", cost.total());
+  if (request.machine) {
+    // MeshCandidates::projected() simulates a rank without its pipeline.
+    const bool in_stages = result.config.mesh_of(request.fit.plan.ranks).size(MeshAxis::pipeline) > 1;
+    text +=
+        fmt::format(" {}; {:.3g} by formula",
+                    in_stages ? "by its stage's simulation and the schedule's formula" : "in the simulation",
+                    cost.total());
+  }
   text += fmt::format(" ({})", parts_text(cost));
   // Later entries were planned only to find the next best.
   const auto end =

@@ -298,7 +298,8 @@ std::string traffic_rows(const PlanRequest& request, const PlanResult& result) {
                                                          format_bytes(*result.node_crossing_bytes),
                                                          format_bytes(result.crossing_bytes))
                 : result.crossing_exact
-                    ? format_bytes(result.crossing_bytes)
+                    ? fmt::format("{} from this rank; others of its node may send more or less",
+                                  format_bytes(result.crossing_bytes))
                     : fmt::format("at most {}: less where what is meant for all ranks of a node crosses once",
                                   format_bytes(result.crossing_bytes)));
   }
@@ -426,8 +427,9 @@ ordered_json plan_object(const PlanRequest& request, const PlanResult& result, s
                                                      {"bytes", other->bytes}}
                                       : ordered_json(nullptr);
   document["bytes_to_other_nodes"] = {{"bytes", result.crossing_bytes}, {"exact", result.crossing_exact}};
-  if (result.node_crossing_bytes)
+  if (result.node_crossing_bytes) {
     document["bytes_to_other_nodes"]["node_bytes"] = *result.node_crossing_bytes;
+  }
   const OffloadTraffic& bytes = result.offload_bytes;
   document["host_device_bytes"] = bytes.to_host + bytes.from_host;
   document["nvme_bytes"] = bytes.nvme_read + bytes.nvme_written;

@@ -89,6 +89,41 @@ void take_axes(PlanResult& result, const PlanRequest& request, const Config& con
   }
 }
 
+/// True if the ranks of the node are in groups of one stage that cover the nodes alike, so that all send as
+/// many bytes as the groups of this rank.
+bool node_is_even(const Mesh& mesh, int ranks_per_node, int rank) {
+  const int first = ranks_per_node > 0 ? rank / ranks_per_node * ranks_per_node : 0;
+  const int end = ranks_per_node > 0 ? std::min(first + ranks_per_node, mesh.ranks()) : mesh.ranks();
+  // The members of a rank's group on its own node and, ascending, on the others.
+  const auto cover = [&](const std::vector<int>& group) {
+    std::map<int, int> on_node;
+    for (const int member : group) ++on_node[ranks_per_node > 0 ? member / ranks_per_node : 0];
+    std::vector<int> counts;
+    for (const auto& [node, count] : on_node) counts.push_back(count);
+    std::sort(counts.begin(), counts.end());
+    counts.insert(counts.begin(), static_cast<int>(std::count_if(group.begin(), group.end(), [&](int member) {
+                    return member >= first && member < end;
+                  })));
+    return counts;
+  };
+  using enum MeshAxis;
+  for (const std::initializer_list<MeshAxis> axes : {std::initializer_list<MeshAxis>{replicate},
+                                                     {shard},
+                                                     {context},
+                                                     {tensor},
+                                                     {shard, context},
+                                                     {shard, context, tensor},
+                                                     {replicate, shard, context, tensor}}) {
+    for (int other = first; other < end; ++other) {
+      if (mesh.coordinate(pipeline, other) != mesh.coordinate(pipeline, rank) ||
+          cover(mesh.group(axes, other)) != cover(mesh.group(axes, rank))) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
 WorkCount difference(const WorkCount& after, const WorkCount& before) {
   return {after.kernels - before.kernels, after.floating_point_operations - before.floating_point_operations,
           after.bytes_read - before.bytes_read, after.bytes_written - before.bytes_written};
@@ -214,7 +249,11 @@ PlanResult plan_run(const PlanRequest& request) {
   take_axes(result, request, config, traffic["by_axis"]);
   if (const auto crossing = engine.bytes_to_other_nodes(); crossing && request.device != DeviceKind::cuda) {
     result.crossing_bytes = crossing->rank;
-    result.node_crossing_bytes = crossing->node;
+    result.crossing_exact = true;
+    const int declared = config.debug.ranks_per_host;
+    if (node_is_even(result.mesh, declared > 0 ? declared : request.ranks_per_node, request.rank)) {
+      result.node_crossing_bytes = crossing->node;
+    }
   }
   result.tokens = config.micro_batch_size * config.accumulation_steps * engine.model().tokens_per_sample;
   result.model_operations = engine.model().flops_per_token * static_cast<double>(result.tokens);

@@ -11,13 +11,16 @@
 //   this file         finds in the last simulated step what the compute stream did and for what it waited.
 //
 // Two steps settle memory and order, three are recorded, and the last is evaluated. A step of many
-// micro-batches is extrapolated from two simulations that differ by one round of them (whole_step()).
+// micro-batches is extrapolated from simulations of fewer, once these show a steady state (whole_step()).
 #include "tranche/planner/projection.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
+#include <optional>
+#include <utility>
 
 #include "pipeline/schedule/generators.h"
 #include "planner/planned_run.h"
@@ -37,9 +40,13 @@ using detail::WorkKind;
 
 /// Steps that are simulated. The last one is evaluated; the earlier ones bring the streams to a steady state.
 constexpr int simulated_steps = 3;
-/// Simulated micro-batches for each stage of a pipeline. Further ones each cost the difference that one more
-/// round of simulated ones makes.
-constexpr std::int64_t most_micro_batches = 4;
+/// Micro-batches for each stage of a pipeline in the smallest of the simulations that are extrapolated.
+constexpr std::int64_t least_micro_batches = 2;
+/// The share by which the seconds of a micro-batch may differ between two intervals for an extrapolation.
+constexpr double intervals_agree = 0.01;
+/// A pipeline is extrapolated to so many times the simulated micro-batches at most: a wait that is used up
+/// only behind them does not show.
+constexpr std::int64_t farthest = 8;
 
 enum class Role { compute, gather, reduce, message, offload, other };
 
@@ -245,6 +252,7 @@ class Analysis {
 
 struct Simulated {
   StepBreakdown step;
+  std::vector<StepBreakdown> of_stages;  ///< the same step from the view of each simulated rank
   double node_bytes = 0;
   std::vector<std::pair<std::string, double>> critical_path;
   std::vector<std::string> notes;
@@ -267,10 +275,15 @@ Simulated simulate_step(const ProjectionRequest& request, TraceRecorder* trace) 
   const std::vector<SimulatedSpan> spans = simulate(graph.tasks, graph.ordered, graph.capacities);
   const Analysis analysis(graph, spans, own);
   if (trace != nullptr) analysis.record(*trace);
-  return {analysis.breakdown(),
-          analysis.node_bytes(),
-          analysis.critical_path(),
-          {costs.notes().begin(), costs.notes().end()}};
+  Simulated simulated;
+  for (int place = 0; place < static_cast<int>(ranks.size()); ++place) {
+    simulated.of_stages.push_back(Analysis(graph, spans, place).breakdown());
+  }
+  simulated.step = simulated.of_stages[static_cast<std::size_t>(own)];
+  simulated.node_bytes = analysis.node_bytes();
+  simulated.critical_path = analysis.critical_path();
+  simulated.notes = {costs.notes().begin(), costs.notes().end()};
+  return simulated;
 }
 
 /// The request with another number of micro-batches and of ranks.
@@ -308,29 +321,70 @@ StepBreakdown sum(const StepBreakdown& a, const StepBreakdown& b, double times) 
           a.other + times * b.other};
 }
 
-/// The time of a whole step. If it has many micro-batches, the simulation of fewer is extrapolated.
+/// The part of a step, or of a difference of two, that takes the least time.
+double least_part(const StepBreakdown& step) {
+  return std::min({step.compute, step.exposed_gather, step.exposed_reduce, step.exposed_message,
+                   step.exposed_offload, step.optimizer, step.other});
+}
+
+/// The step with `more` more micro-batches than `most`, if a steady state is reached: each stage spends equal
+/// seconds on a micro-batch in both intervals, and no part of them shrinks. `few`, `fewer` and `most` differ
+/// by `interval` and twice as many micro-batches. While communication is hidden behind more and more
+/// computing, the waiting for it shrinks on one of the stages, and a micro-batch adds less than it will
+/// later.
+std::optional<Simulated> extrapolated(const Simulated& few, const Simulated& fewer, const Simulated& most,
+                                      std::int64_t interval, std::int64_t more) {
+  const auto slope = [&](const StepBreakdown& after, const StepBreakdown& before, std::int64_t between) {
+    const double share = 1 / static_cast<double>(between);
+    return sum(sum({}, after, share), before, -share);
+  };
+  for (std::size_t stage = 0; stage < most.of_stages.size(); ++stage) {
+    const StepBreakdown before = slope(fewer.of_stages[stage], few.of_stages[stage], interval);
+    const StepBreakdown after = slope(most.of_stages[stage], fewer.of_stages[stage], 2 * interval);
+    const double tolerance = intervals_agree * after.total();
+    if (std::abs(after.total() - before.total()) > tolerance || least_part(before) < -tolerance ||
+        least_part(after) < -tolerance) {
+      return std::nullopt;
+    }
+  }
+  Simulated whole = most;
+  whole.step = sum(most.step, slope(most.step, fewer.step, 2 * interval), static_cast<double>(more));
+  whole.node_bytes +=
+      static_cast<double>(more) * (most.node_bytes - fewer.node_bytes) / static_cast<double>(2 * interval);
+  if (least_part(whole.step) < 0) return std::nullopt;
+  return whole;
+}
+
+/// The time of a whole step. If it has many micro-batches, it is extrapolated from fewer. Twice as many are
+/// simulated until that is possible, or all where that costs less.
 Simulated whole_step(const ProjectionRequest& request, TraceRecorder* trace) {
   Config config = request.plan.config;
   validate_config(config, request.plan.ranks);
   const std::int64_t micro_batches = config.accumulation_steps;
   const std::int64_t stages = config.mesh_of(request.plan.ranks).size(MeshAxis::pipeline);
+  const auto simulated = [&](std::int64_t number, TraceRecorder* into = nullptr) {
+    return simulate_step(with(request, number, request.plan.ranks), into);
+  };
   // A schedule from a file has a fixed number of micro-batches; the schedule interleaved needs a multiple of
   // the number of stages.
   const bool any_number = stages == 1 || pipeline::find_schedule(config.pipeline_schedule) != nullptr;
-  const std::int64_t most = most_micro_batches * stages;
-  const std::int64_t run = any_number && micro_batches > most ? most + micro_batches % stages : micro_batches;
-  Simulated simulated = simulate_step(with(request, run, request.plan.ranks), trace);
-  if (micro_batches > run) {
-    const Simulated fewer = simulate_step(with(request, run - stages, request.plan.ranks), nullptr);
-    const StepBreakdown round = sum(simulated.step, fewer.step, -1);
-    const std::int64_t rounds = (micro_batches - run) / stages;
-    const auto more = static_cast<double>(rounds);
-    simulated.step = sum(simulated.step, round, more);
-    simulated.node_bytes += more * (simulated.node_bytes - fewer.node_bytes);
-    simulated.notes.push_back(
-        fmt::format("{} micro-batches from the simulation of {} and {}", micro_batches, run, run - stages));
+  const std::int64_t rest = micro_batches % stages;
+  std::int64_t interval = least_micro_batches * stages;
+  if (!any_number || 7 * interval + 3 * rest >= micro_batches) return simulated(micro_batches, trace);
+  while (stages > 1 && farthest * 4 * interval < micro_batches) interval *= 2;
+  Simulated few = simulated(interval + rest), fewer = simulated(2 * interval + rest);
+  for (; 4 * interval + rest < micro_batches; interval *= 2) {
+    const std::int64_t run = 4 * interval + rest;
+    Simulated most = simulated(run);
+    if (auto whole = extrapolated(few, fewer, most, interval, micro_batches - run)) {
+      if (trace != nullptr) (void)simulated(run, trace);
+      whole->notes.push_back(fmt::format("{} micro-batches from the simulation of {}, {} and {}",
+                                         micro_batches, interval + rest, 2 * interval + rest, run));
+      return *whole;
+    }
+    few = std::exchange(fewer, std::move(most));
   }
-  return simulated;
+  return simulated(micro_batches, trace);
 }
 
 /// Throws ConfigurationError where the machine has no figures for the request.

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
+#include <set>
 
 #include "planner/collective_cost.h"
 #include "tranche/core/dtype.h"
@@ -27,6 +29,7 @@ WorkCost::WorkCost(const ProjectionRequest& request, const Config& config)
     : machine_(request.machine),
       config_(config),
       ranks_(request.plan.ranks),
+      mesh_(config.mesh_of(request.plan.ranks)),
       ranks_per_node_(request.plan.ranks_per_node > 0
                           ? std::min(request.plan.ranks_per_node, request.plan.ranks)
                           : request.plan.ranks),
@@ -65,7 +68,7 @@ double WorkCost::seconds(const RecordedWork& work, int rank, const std::string& 
     case WorkKind::copy_from_host:
       return copy_seconds(work, lane, claims);
     case WorkKind::collective:
-      return work.ranks < 2 ? 0 : collective_seconds_of(work, placed(work), work.full_bytes, claims);
+      return work.ranks < 2 ? 0 : collective_seconds_of(work, placed(work, rank), work.full_bytes, claims);
     case WorkKind::receive:
       // If two ranks gather, each sends the other a message of half of the bytes.
       return collective_seconds_of(work, placed_message(work, rank), 2 * work.full_bytes, claims);
@@ -83,7 +86,7 @@ double WorkCost::seconds(const RecordedWork& work, int rank, const std::string& 
 double WorkCost::node_bytes(const RecordedWork& work, int rank) const {
   const bool message = work.kind == WorkKind::send;
   if (!message && (work.kind != WorkKind::collective || work.ranks < 2)) return 0;
-  const auto [operation, inside, groups] = message ? placed_message(work, rank) : placed(work);
+  const auto [operation, inside, groups] = message ? placed_message(work, rank) : placed(work, rank);
   return crossing_bytes(machine_, operation, work.ranks, inside, static_cast<int>(size_of(work.dtype)),
                         message ? 2 * work.full_bytes : work.full_bytes, config_.collectives == "nccl",
                         groups, config_.collectives == "messages");
@@ -144,13 +147,46 @@ double WorkCost::copy_seconds(const RecordedWork& work, const std::string& lane,
   return seconds;
 }
 
-WorkCost::Placed WorkCost::placed(const RecordedWork& work) const {
+WorkCost::Placed WorkCost::placed(const RecordedWork& work, int rank) const {
   const bool all = work.ranks == ranks_;
   const int inside = all ? std::min(ranks_per_node_, work.ranks) : work.ranks_on_node;
-  // A barrier takes as long as a small all_gather. The other ranks of the node do the same in groups of their
-  // own.
-  return {work.name == "barrier" ? "all_gather" : work.name, inside,
-          all ? 1 : std::max(1, ranks_per_node_ / inside)};
+  // A barrier takes as long as a small all_gather.
+  return {work.name == "barrier" ? "all_gather" : work.name, inside, all ? 1 : groups_on_node(work, rank)};
+}
+
+/// The groups like the collective's that have a member on the rank's node, and do the same there. Only ranks
+/// of the stages that take part have such a group: those of both ends of a pipeline for a tied table.
+int WorkCost::groups_on_node(const RecordedWork& work, int rank) const {
+  const int node = rank / ranks_per_node_;
+  const auto [found, is_new] = groups_.try_emplace({work.members, node}, 0);
+  if (is_new) found->second = count_groups(*work.members, node);
+  return found->second;
+}
+
+int WorkCost::count_groups(const std::vector<int>& members, int node) const {
+  std::array<std::set<int>, mesh_axes> taken;
+  for (int a = 0; a < mesh_axes; ++a) {
+    for (const int member : members) {
+      taken[static_cast<std::size_t>(a)].insert(mesh_.coordinate(static_cast<MeshAxis>(a), member));
+    }
+  }
+  const int first = node * ranks_per_node_;
+  std::set<std::array<int, mesh_axes>> groups;
+  for (int other = first; other < std::min(first + ranks_per_node_, ranks_); ++other) {
+    std::array<int, mesh_axes> group{};
+    bool has_one = true;
+    for (int a = 0; a < mesh_axes; ++a) {
+      const auto axis = static_cast<std::size_t>(a);
+      const int at = mesh_.coordinate(static_cast<MeshAxis>(a), other);
+      // A group may take a block of an axis: ranks of the axis tensor that share a head.
+      group[axis] = at / static_cast<int>(taken[axis].size());
+      if (static_cast<MeshAxis>(a) != MeshAxis::pipeline || taken[axis].size() == 1) continue;
+      group[axis] = 0;
+      has_one = taken[axis].contains(at);
+    }
+    if (has_one) groups.insert(group);
+  }
+  return std::max(1, static_cast<int>(groups.size()));
 }
 
 WorkCost::Placed WorkCost::placed_message(const RecordedWork& work, int rank) const {

@@ -1,13 +1,17 @@
 #pragma once
 /// The seconds that a machine takes for recorded work. Private to planner/.
 
+#include <map>
+#include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "device/work_recorder.h"
 #include "planner/simulation.h"
 #include "tranche/config/config.h"
+#include "tranche/partition/mesh.h"
 #include "tranche/planner/machine.h"
 #include "tranche/planner/projection.h"
 
@@ -45,7 +49,9 @@ class WorkCost {
   double copy_seconds(const detail::RecordedWork& work, const std::string& lane, std::vector<Claim>& claims);
   double disk_seconds(const detail::RecordedWork& work, std::vector<Claim>& claims) const;
   const ProductTable& product_table(const detail::GemmShape& product) const;
-  Placed placed(const detail::RecordedWork& work) const;
+  Placed placed(const detail::RecordedWork& work, int rank) const;
+  int groups_on_node(const detail::RecordedWork& work, int rank) const;
+  int count_groups(const std::vector<int>& members, int node) const;
   Placed placed_message(const detail::RecordedWork& work, int rank) const;
   double collective_seconds_of(const detail::RecordedWork& work, const Placed& place, double full_bytes,
                                std::vector<Claim>& claims);
@@ -53,6 +59,7 @@ class WorkCost {
   const Machine& machine_;
   const Config& config_;
   int ranks_;
+  Mesh mesh_;
   int ranks_per_node_;
   LinkRate network_;
   int sharing_;
@@ -60,6 +67,8 @@ class WorkCost {
   bool on_cpu_ = true;
   double cores_ = 1, threads_ = 1, slower_ = 1;
   std::set<std::string> notes_;
+  /// The counts of groups_on_node(), by the members of a group and the node.
+  mutable std::map<std::pair<std::shared_ptr<const std::vector<int>>, int>, int> groups_;
 };
 
 }  // namespace tranche::planner

@@ -36,6 +36,7 @@ using nlohmann::json;
 using testing::AllOf;
 using testing::Each;
 using testing::HasSubstr;
+using testing::Not;
 using testing::StartsWith;
 using tools::test::ProgramResult;
 using tools::test::TemporaryFolder;
@@ -513,6 +514,17 @@ TEST(MeshSearchProgram, LeavesOutWhatTheMachineHasNoFiguresFor) {
       planned_by({"--fit", "1200KiB", "--mesh", "search, shard=4", "--host-memory", "200MiB", "--machine",
                   "epyc-9654-2s", "--nvme-path", folder.path(""), "--nvme-space", "1GiB"});
   EXPECT_TRUE(result.status == 0 || result.status == 3) << result.errors;
+}
+
+TEST(MeshSearchProgram, SaysThatOneStageOfAPipelineWasSimulated) {
+  const auto out = [](const char* mesh) {
+    return planned_by({"--fit", "64MiB", "--mesh", mesh, "--accumulate", "2", "--machine", "epyc-9654-2s"})
+        .out;
+  };
+  const std::string of_stage = " s a step by its stage's simulation and the schedule's formula; ";
+  EXPECT_THAT(out("search, pipeline=2, shard=2"), HasSubstr(of_stage));
+  EXPECT_THAT(out("search, shard=4"),
+              AllOf(HasSubstr(" s a step in the simulation; "), Not(HasSubstr(of_stage))));
 }
 
 TEST(MeshSearchProgram, SaysWhatWouldMakeRoom) {

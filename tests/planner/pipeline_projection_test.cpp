@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -265,11 +266,46 @@ TEST(ProjectedPipeline, MoreMicroBatchesThanAreSimulatedAreThoseOfAFile) {
   const TemporaryFolder folder;
   for (const char* schedule : {"1f1b", "interleaved", "zb-v"}) {
     const std::string path =
-        folder.write(std::string(schedule) + ".csv", write_schedule(pipeline::generate(schedule, 2, 22)));
-    const Projection named = project({pipeline_request(2, 22, schedule), machine, std::nullopt, 0});
-    EXPECT_THAT(named.notes, testing::Contains("22 micro-batches from the simulation of 8 and 6"));
-    EXPECT_NEAR(named.step.total() / seconds_of(pipeline_request(2, 22, path), machine), 1, 1e-3) << schedule;
+        folder.write(std::string(schedule) + ".csv", write_schedule(pipeline::generate(schedule, 2, 46)));
+    const Projection named = project({pipeline_request(2, 46, schedule), machine, std::nullopt, 0});
+    EXPECT_THAT(named.notes, testing::Contains("46 micro-batches from the simulation of 4, 8 and 16"));
+    EXPECT_NEAR(named.step.total() / seconds_of(pipeline_request(2, 46, path), machine), 1, 1e-3) << schedule;
   }
+}
+
+TEST(ProjectedPipeline, AStepIsExtrapolatedOnlyOnceItsReductionsAreHidden) {
+  // With few micro-batches the step waits for reductions between nodes; with more, they are hidden. A
+  // difference from before that state has been extrapolated to steps below zero.
+  const TemporaryFolder folder;
+  int extrapolated = 0;
+  PlanRequest request = pipeline_request(8, 40);
+  request.model.language = std::make_shared<models::Gpt>(models::GptConfig::preset("gpt2"));
+  request.sequence = 1024;
+  request.ranks_per_node = 1;
+  request.device = DeviceKind::cuda;
+  request.config.stage = 1;
+  request.config.micro_batch_size = 1;
+  for (const auto& [stages, schedule, network] : {std::tuple(2, "zb-h1", LinkRate{1e9, 5e-6}),
+                                                  {2, "1f1b", {1e9, 5e-6}},
+                                                  {2, "afab", {1e10, 5e-6}},
+                                                  {4, "1f1b", {1.25e9, 20e-6}}}) {
+    const std::int64_t micro_batches = 20 * stages;
+    request.config.mesh = fmt::format("replicate=2, pipeline={}, shard=*", stages);
+    request.config.accumulation_steps = micro_batches;
+    request.config.train_batch_size = micro_batches * 8 / stages;
+    const auto projected = [&](const std::string& order) {
+      request.config.pipeline_schedule = order;
+      return project({request, load_machine("dgx-h100"), network, 0});
+    };
+    const Projection named = projected(schedule);
+    const std::string path =
+        folder.write("schedule.csv", write_schedule(pipeline::generate(schedule, stages, micro_batches)));
+    EXPECT_NEAR(named.step.total() / projected(path).step.total(), 1, 0.02) << stages << " " << schedule;
+    for (const std::string& note : named.notes) {
+      extrapolated += note.find(" micro-batches from the simulation of ") != std::string::npos ? 1 : 0;
+    }
+  }
+  EXPECT_GT(extrapolated, 0);
 }
 
 TEST(ProjectedPipeline, SchedulesDifferAsOnPaper) {
@@ -302,6 +338,25 @@ TEST(ProjectedPipeline, StagesOnSeveralNodesSendThroughTheNetwork) {
   const Projection projection = project({request, machine, LinkRate{1e9, 0}, 0});
   // The node sends messages between stages, and gradients of the tied table, which is on both ends.
   EXPECT_GE(projection.node_bytes, static_cast<double>(plan.data.at("send").bytes));
+}
+
+TEST(ProjectedPipeline, OnlyTheEndsOfAPipelineExchangeTheTiedTable) {
+  // One rank of a node sends its gradients, even if the middle stages share the nodes of the ends.
+  PlanRequest request = pipeline_request(4, 4);
+  const auto projected = [&](int ranks_per_node) {
+    request.ranks_per_node = ranks_per_node;
+    return project({request, machine_with_link(1e-9), LinkRate{1e6, 0}, 0});
+  };
+  const Projection apart = projected(1), packed = projected(2);
+  const auto messages = static_cast<double>(plan_run(request).data.at("send").bytes);
+  EXPECT_GT(packed.node_bytes, 0);
+  EXPECT_NEAR(packed.node_bytes, apart.node_bytes - messages, 1);
+  EXPECT_LT(packed.step.total(), apart.step.total());
+  // Two copies of the first stage on a node both send to their last stage.
+  request.ranks = 8;
+  request.config.mesh = "pipeline=4, replicate=2";
+  request.config.train_batch_size = 16;
+  EXPECT_NEAR(projected(4).node_bytes, 2 * packed.node_bytes, 1);
 }
 
 TEST(ProjectedPipeline, RecordingChangesNoPlanAndAllRanksHaveOneStep) {

@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
@@ -129,6 +130,41 @@ TEST(PlanOfAMesh, ANodeSendsWhatTheGuideSays) {
           << fmt::format("{} at accumulation {}", fmt::join(flags, " "), accumulate);
     }
   }
+}
+
+TEST(PlanOfAMesh, ANodesBytesAreThoseOfItsRanksOrLeftOut) {
+  const auto plan_of = [](const std::string& mesh, const std::string& per_node, int rank, bool as_json) {
+    std::vector<std::string> arguments = planned_with({"--ranks", "4", "--ranks-per-node", per_node, "--rank",
+                                                       std::to_string(rank), "--mesh", mesh, "--stage", "1"});
+    if (as_json) arguments.emplace_back("--json");
+    const ProgramResult result = tools::test::run(arguments);
+    EXPECT_EQ(result.status, 0) << result.errors;
+    return result.out;
+  };
+  int counted = 0;
+  for (const char* mesh : {"pipeline=2, tensor=2", "tensor=2, pipeline=2", "replicate=2, tensor=2", "shard=4",
+                           "replicate=2, shard=2", "tensor=2, replicate=2", "pipeline=2, shard=2"}) {
+    for (const int per_node : {2, 3}) {
+      std::map<int, std::int64_t> sums;
+      std::vector<json> plans;
+      for (int rank = 0; rank < 4; ++rank) {
+        plans.push_back(
+            json::parse(plan_of(mesh, std::to_string(per_node), rank, true))["bytes_to_other_nodes"]);
+        EXPECT_EQ(plans.back()["exact"], true) << mesh;
+        sums[rank / per_node] += plans.back()["bytes"].get<std::int64_t>();
+      }
+      for (int rank = 0; rank < 4; ++rank) {
+        const json& plan = plans[static_cast<std::size_t>(rank)];
+        if (!plan.contains("node_bytes")) continue;
+        ++counted;
+        EXPECT_EQ(plan["node_bytes"], sums[rank / per_node]) << mesh << " " << per_node << " " << rank;
+      }
+    }
+  }
+  EXPECT_GT(counted, 20);
+  EXPECT_THAT(plan_of("tensor=2, pipeline=2", "2", 0, false),
+              AllOf(HasSubstr(" from this rank; others of its node may send more or less"),
+                    Not(HasSubstr("from its node"))));
 }
 
 TEST(PlanOfAMesh, IsKeptByTheSearch) {

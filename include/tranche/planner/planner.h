@@ -91,7 +91,8 @@ struct PlanResult {
   /// once for all ranks of a node: then `crossing_exact` is false and this is an upper bound.
   std::int64_t crossing_bytes = 0;
   bool crossing_exact = true;
-  /// The same for all ranks of its node together, if all send the same number of bytes. Not set for GPUs.
+  /// The same for all ranks of its node together. Not set for GPUs, nor where the node's ranks send different
+  /// numbers of bytes: those of several stages, and of groups that do not cover nodes alike.
   std::optional<std::int64_t> node_crossing_bytes;
   /// Elements of all flat buffers with padding.
   std::int64_t padded_elements = 0;
