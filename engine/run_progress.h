@@ -39,8 +39,8 @@ class RunProgress {
   void weights_written();
   /// Called after all weights were loaded.
   void weights_loaded();
-  /// The noise of a step's gradient, averaged over steps, also over those before a load(). `unscale` is the factor from the
-  /// main gradient to the gradient of the summed loss.
+  /// The noise of a step's gradient, averaged over steps, also over those before a load(). `unscale` is the
+  /// factor from the main gradient to the gradient of the summed loss.
   GradientNoise noise_of(const StepBoundary::Agreement& found, double unscale);
 
   void describe(checkpoint::RunState& run) const;
