@@ -92,12 +92,13 @@ void take_axes(PlanResult& result, const PlanRequest& request, const Config& con
 /// True if the ranks of the node are in groups of one stage that cover the nodes alike, so that all send as
 /// many bytes as the groups of this rank.
 bool node_is_even(const Mesh& mesh, int ranks_per_node, int rank) {
-  const int first = ranks_per_node > 0 ? rank / ranks_per_node * ranks_per_node : 0;
-  const int end = ranks_per_node > 0 ? std::min(first + ranks_per_node, mesh.ranks()) : mesh.ranks();
+  if (ranks_per_node < 1 || ranks_per_node >= mesh.ranks()) return true;  // nothing leaves the only node
+  const int first = rank / ranks_per_node * ranks_per_node;
+  const int end = std::min(first + ranks_per_node, mesh.ranks());
   // The members of a rank's group on its own node and, ascending, on the others.
   const auto cover = [&](const std::vector<int>& group) {
     std::map<int, int> on_node;
-    for (const int member : group) ++on_node[ranks_per_node > 0 ? member / ranks_per_node : 0];
+    for (const int member : group) ++on_node[member / ranks_per_node];
     std::vector<int> counts;
     for (const auto& [node, count] : on_node) counts.push_back(count);
     std::sort(counts.begin(), counts.end());
@@ -114,9 +115,10 @@ bool node_is_even(const Mesh& mesh, int ranks_per_node, int rank) {
                                                      {shard, context},
                                                      {shard, context, tensor},
                                                      {replicate, shard, context, tensor}}) {
+    const std::vector<int> own = cover(mesh.group(axes, rank));
     for (int other = first; other < end; ++other) {
       if (mesh.coordinate(pipeline, other) != mesh.coordinate(pipeline, rank) ||
-          cover(mesh.group(axes, other)) != cover(mesh.group(axes, rank))) {
+          cover(mesh.group(axes, other)) != own) {
         return false;
       }
     }
