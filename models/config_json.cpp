@@ -33,14 +33,12 @@ float float_or(float otherwise, const detail::JsonNode& node) {
 std::map<std::string, std::string> read_token_ids(const detail::JsonNode& root) {
   std::map<std::string, std::string> ids;
   for (const auto& [key, value] : root.members()) {
-    if (!key.ends_with("_token_id")) continue;
-    // Some files use -1 for "none".
-    if (value && value.json().is_array()) {
-      (void)value.integers(-1, INT32_MAX);
-    } else if (value) {
-      (void)value.integer(-1, INT32_MAX);
-    }
-    ids[key] = value.json().dump();
+    const nlohmann::ordered_json& json = value.json();
+    const bool numbers =
+        std::all_of(json.begin(), json.end(), [](const auto& one) { return one.is_number_integer(); });
+    // Training does not use them, so others, such as the text of a token, are not refused.
+    if (key.ends_with("_token_id") && !json.is_object() && (json.is_null() || numbers))
+      ids[key] = json.dump();
   }
   return ids;
 }

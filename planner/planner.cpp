@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <tuple>
 #include <vector>
@@ -96,11 +97,15 @@ bool node_is_even(const Mesh& mesh, int ranks_per_node, int rank) {
   const int first = rank / ranks_per_node * ranks_per_node;
   const int end = std::min(first + ranks_per_node, mesh.ranks());
   // The members of a rank's group on its own node and, ascending, on the others.
-  const auto cover = [&](const std::vector<int>& group) {
-    std::map<int, int> on_node;
-    for (const int member : group) ++on_node[member / ranks_per_node];
+  const auto cover = [&](std::vector<int> group) {
+    std::sort(group.begin(), group.end());
     std::vector<int> counts;
-    for (const auto& [node, count] : on_node) counts.push_back(count);
+    int node = -1;
+    for (const int member : group) {
+      if (member / ranks_per_node != node) counts.push_back(0);
+      node = member / ranks_per_node;
+      ++counts.back();
+    }
     std::sort(counts.begin(), counts.end());
     counts.insert(counts.begin(), static_cast<int>(std::count_if(group.begin(), group.end(), [&](int member) {
                     return member >= first && member < end;
@@ -116,10 +121,14 @@ bool node_is_even(const Mesh& mesh, int ranks_per_node, int rank) {
                                                      {shard, context, tensor},
                                                      {replicate, shard, context, tensor}}) {
     const std::vector<int> own = cover(mesh.group(axes, rank));
+    std::set<int> met;  // ranks of the node whose groups have been compared
     for (int other = first; other < end; ++other) {
-      if (mesh.coordinate(pipeline, other) != mesh.coordinate(pipeline, rank) ||
-          cover(mesh.group(axes, other)) != own) {
-        return false;
+      if (mesh.coordinate(pipeline, other) != mesh.coordinate(pipeline, rank)) return false;
+      if (met.contains(other)) continue;
+      const std::vector<int> group = mesh.group(axes, other);
+      if (cover(group) != own) return false;
+      for (const int member : group) {
+        if (member >= first && member < end) met.insert(member);
       }
     }
   }

@@ -41,6 +41,7 @@ class Search {
   explicit Search(const FitRequest& request)
       : request_(request), base_(request.plan.config), spec_(planned_spec(request.plan)) {
     validate_config(base_, request.plan.ranks);
+    base_.notes = request.plan.config.notes;  // those of this stage need not hold for another
     // Ranks of the axis `tensor` may hold parts of different sizes, and each of them has to fit.
     const std::vector<int> parts =
         base_.mesh_of(request.plan.ranks).group({MeshAxis::tensor}, request.plan.rank);

@@ -216,7 +216,7 @@ def by_equal_bits(mesh):
 
 def restarts_on_equal_meshes(options, draw, folder):
     """Implements --equal-kills: every run has the bits of an undisturbed one, from its first step to the end of the last run."""
-    steps = max(20, 8 * options.equal_kills)
+    steps = max(60, 20 * options.equal_kills)  # far more than pass before the last kill, however late that is
     undisturbed, runs = Runs(options, draw, folder, "undisturbed"), Runs(options, draw, folder, "equal")
     undisturbed.life(options.mesh, steps, False, by_equal_bits(options.mesh))
     runs.digests, runs.undisturbed = undisturbed.digests, True

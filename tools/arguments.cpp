@@ -606,7 +606,7 @@ Options parse_arguments(const std::vector<std::string>& arguments, const models:
 
 Exit status:
   0 success                                   5 communication, or a time-out
-  1 other errors; diff: a difference          6 a numerical stop: steps were skipped again and again
+  1 other errors; diff: a difference          6 a numerical stop, or weights in doubt at the end
   2 flags, configuration or data              7 a scaling study with runs missing
   3 out of memory; plan: it does not fit      8 storage: a disk fails under other than checkpoints
   4 a checkpoint is damaged or missing        9 stopped by a signal: saved, and to be gone on with)");

@@ -20,6 +20,7 @@ namespace tranche::tools {
 
 namespace {
 
+/// A plan in a job of mpirun, which one process alone may make.
 int plan_alone(const Options& options, const Output& output) {
   Launch launch(output.errors, options.flags);
   int status = 0;
@@ -58,6 +59,7 @@ int run_program(const std::vector<std::string>& arguments, const Output& output,
           info_text(options.json,
                     options.mesh ? std::optional(Mesh::parse(*options.mesh, options.ranks)) : std::nullopt);
     }
+    if (options.command == Command::plan && !started_by_mpi_launcher()) return run_plan(options, output);
     if (options.command == Command::scale) return run_scale(options, output);
   } catch (...) {
     // All ranks read the same arguments, so under mpirun only one prints the error.

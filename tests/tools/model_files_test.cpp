@@ -339,7 +339,7 @@ TEST(ConfigToExport, IsTheImportedOneWhereItIsOfThisModel) {
   ended.token_ids = {{"eos_token_id", "6"}};
   const auto json = ordered_json::parse(config_to_export(
       models::Gpt(ended), models, {{"config.json", own.dump()}}, DataType::float32, false, notes));
-  EXPECT_EQ(json["eos_token_id"], 6) << "the run's";
+  EXPECT_EQ(json["eos_token_id"], 5) << "the folder's, which fit its tokenizer";
   EXPECT_EQ(json["pad_token_id"], 5);
   EXPECT_THAT(notes, IsEmpty());
   own["n_layer"] = 1;

@@ -114,6 +114,12 @@ TEST(Metrics, TheReportOfARunThatTrainsNothingMoreStays) {
   EXPECT_EQ(again.status, 0) << again.errors;
   EXPECT_THAT(again.out, HasSubstr("report: " + report + " stays as it is, because no step was trained\n"));
   EXPECT_EQ(read_file(report), text);
+  json other = json::parse(text);
+  other["state_digest"] = "0";
+  (void)folder.write("r.json", other.dump());
+  ASSERT_EQ(train("4").status, 0);
+  EXPECT_EQ(json::parse(read_file(report))["state_digest"], json::parse(text)["state_digest"])
+      << "the report of another state is replaced";
   std::filesystem::remove(report);
   ASSERT_EQ(train("4").status, 0);
   EXPECT_TRUE(json::parse(read_file(report))["steps"].empty()) << "where there is none, one is written";

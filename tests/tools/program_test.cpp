@@ -371,6 +371,9 @@ TEST(Program, ASearchSaysOfNoKeyThatItHasNoEffect) {
   const ProgramResult found = test::run(search);
   EXPECT_EQ(found.status, 0) << found.errors;
   EXPECT_EQ(found.out.find("no effect"), found.out.npos) << found.out;
+  search = {"plan", "--model", "gpt-nano", "--fit", "1GiB", "--set", "tranche.gather_for=step"};
+  EXPECT_THAT(test::run(search).out, HasSubstr("tranche.gather_for: step has no effect: at stage 0"))
+      << "the search has none of that, as the setting was dropped";
 }
 
 TEST(Program, EvaluatesHeldOutDataWithoutTrainingData) {

@@ -161,10 +161,10 @@ std::string config_to_export(const models::LanguageModel& model, const models::M
       theirs = nlohmann::ordered_json::parse(models.from_json(carried->bytes, carried->name)->to_json());
     } catch (const ConfigurationError&) {  // an unknown architecture
     }
-    // A run may have other dropouts, epsilons and token numbers than the folder.
+    // A run may have other dropouts and epsilons than the folder, whose token numbers fit its tokenizer.
     for (const auto& [key, value] : json.items()) {
       if (is_token_id(key)) {
-        if (!value.is_null() && (!theirs.contains(key) || theirs[key] != value)) adjusted[key] = value;
+        if (!value.is_null() && !theirs.contains(key)) adjusted[key] = value;
       } else if (is_adjustable(key) && theirs.contains(key) && theirs[key] != value) {
         theirs[key] = adjusted[key] = value;
       }

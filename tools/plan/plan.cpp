@@ -149,11 +149,15 @@ planner::PlanRequest plan_request(const Options& options) {
   request.verbose = options.verbose;
   request.model = planner::load_plan_model(options.model, options.models);
   request.config = read_config(options, request.ranks);
-  // A search may choose what keys need that have no effect in the configuration as it is given.
+  // A search may choose what keys need that have no effect in the configuration as it is given. It keeps the
+  // mesh, and what a line such as "KEY: VALUE has no effect" is about has been reset.
   if (options.fit) {
     std::erase_if(request.config.notes, [](const std::string& note) {
-      return note.find(" has no effect: ") != note.npos ||
-             note.find(" no effect beside the other keys") != note.npos;
+      constexpr std::string_view idle = " has no effect";
+      const std::size_t at = note.find(idle);
+      return note.find(" no effect beside the other keys") != note.npos ||
+             (at != note.npos && note.find(": ") == at + idle.size() &&
+              note.find("the mesh has no axis") == note.npos);
     });
   }
   if (options.ranks_per_node > options.ranks) {

@@ -4,6 +4,8 @@
 
 #include <cstdlib>
 #include <deque>
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "core/output_file.h"
@@ -129,6 +131,15 @@ void Report::set_engine(const std::string& memory, const std::string& traffic, c
   impl_->document["memory"] = ordered_json::parse(memory);
   impl_->document["traffic"] = ordered_json::parse(traffic);
   impl_->document["model"] = ordered_json::parse(model);
+}
+
+bool Report::has_state_of(const std::string& path) const {
+  std::error_code none;
+  if (!std::filesystem::is_regular_file(path, none)) return false;
+  std::ifstream file(path);
+  const auto other = nlohmann::json::parse(file, nullptr, false);
+  return other.is_object() && other.contains("state_digest") &&
+         other["state_digest"] == impl_->document["state_digest"];
 }
 
 void Report::set_digests(const kernels::Digest& weights, const kernels::Digest& state) {

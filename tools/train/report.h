@@ -70,6 +70,8 @@ class Report {
   /// Sets the JSON objects of the Engine's reports.
   void set_engine(const std::string& memory, const std::string& traffic, const std::string& model);
   void set_digests(const kernels::Digest& weights, const kernels::Digest& state);
+  /// True if `path` is a report of the state that set_digests() was told.
+  bool has_state_of(const std::string& path) const;
   void set_speed(const TokenRate& rate, double peak_flops, double peak_share);
   /// Sets the processor seconds of all ranks for the oldest steps without them, in order.
   void add_processor_seconds(const std::vector<double>& steps);

@@ -364,8 +364,10 @@ void Run::show_start() {
   for (const std::string& note : data.notes) print_row("note", note);
   const std::string documents = note_on_long_documents(data, settings.sequence);
   if (!documents.empty()) print_row("note", documents);
-  const std::string cut = note_on_cut_documents(*data.training);
-  if (!cut.empty()) print_row("note", cut);
+  if (options.command == Command::train) {
+    const std::string cut = note_on_cut_documents(*data.training);
+    if (!cut.empty()) print_row("note", cut);
+  }
   const std::string cores = note_on_cores(placement);
   if (!cores.empty() && options.device == "cpu") print_row("note", cores);
   const std::string threads = note_on_openmp(std::getenv("OMP_NUM_THREADS"), placement.threads);
@@ -427,8 +429,11 @@ void Run::withhold_memory(std::int64_t step) {
 std::vector<training::Evaluation> Run::validate(std::int64_t step, Progress& progress,
                                                 const training::EvaluationStop& stop) {
   std::vector<training::Evaluation> evaluations;
+  // A question to all ranks waits for the last stage of a pipeline, so that one is asked seldom there.
+  const std::int64_t stages = runtime->mesh().size(MeshAxis::pipeline), between = stages > 1 ? 8 * stages : 1;
   bool stopped = false;
-  const auto stops = [&] { return stopped = stop && stop(); };
+  std::int64_t rounds = 0;
+  const auto stops = [&] { return stopped = stop && rounds++ % between == 0 && stop(); };
   for (const ValidationSet& set : data.validation) {
     const detail::Stopwatch clock;
     const auto show = [&](std::int64_t done, std::int64_t windows) {

@@ -189,7 +189,12 @@ Config read_config(const Options& options, int ranks) {
   const std::string text = given ? options.config_text->second : default_configuration(options);
   const std::string origin =
       given ? fmt::format("configuration file '{}'", options.config) : std::string("configuration");
-  const Config config = parse_config(text, ranks, overrides_of(options, text), options.strict, origin);
+  Config config = parse_config(text, ranks, overrides_of(options, text), options.strict, origin);
+  if (!given) {  // keys of the program's own configuration are nobody's loss
+    std::erase_if(config.notes, [](const std::string& note) {
+      return note.find(" replaces the whole block, and so removes ") != note.npos;
+    });
+  }
   // In a file the key may be a leftover without effect; on the command line the user requested it.
   if (options.offload_parameters.value_or("none") != "none" && config.stage != 3) {
     throw ConfigurationError(fmt::format(
@@ -590,11 +595,11 @@ Data open_data(const Options& options, const Settings& settings) {
     data.mixture = std::make_unique<training::Mixture>(std::move(mixed), settings.config.seed);
   if ((options.ngrams || options.sample_bytes > 0) &&
       (!data.text() || settings.model->shape().vocabulary < 256)) {
-    const auto other =
-        std::find_if(data.training_files.begin(), data.training_files.end(),
-                     [](const auto& file) { return file->format() != training::DataFormat::text; });
-    const training::TokenFile& named =
-        other != data.training_files.end() ? **other : *data.training_files.front();
+    const auto& files = data.training_files.empty() ? data.validation_files : data.training_files;
+    const auto other = std::find_if(files.begin(), files.end(), [](const auto& file) {
+      return file->format() != training::DataFormat::text;
+    });
+    const training::TokenFile& named = other != files.end() ? **other : *files.front();
     throw ConfigurationError(
         fmt::format("--ngrams and --sample-bytes are for text, of which every byte is a token; '{}' is read "
                     "as {}, and the model's vocabulary is {}",

@@ -97,10 +97,11 @@ struct Data {
     const auto all = files();
     return std::all_of(all.begin(), all.end(), [](const auto* file) { return file->width() == 1; });
   }
+  /// The files to train on, or to evaluate where there are none, are text.
   bool text() const {
-    const auto all = files();
+    const auto& all = training_files.empty() ? validation_files : training_files;
     return std::all_of(all.begin(), all.end(),
-                       [](const auto* file) { return file->format() == training::DataFormat::text; });
+                       [](const auto& file) { return file->format() == training::DataFormat::text; });
   }
 };
 

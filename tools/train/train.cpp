@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <ctime>
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -403,9 +402,7 @@ class Training {
 
   void write_report() {
     const std::string& path = run_.options.report;
-    std::error_code none;
-    if (last_.step == begin_ && std::filesystem::is_regular_file(path, none) &&
-        std::filesystem::file_size(path, none) > 0) {
+    if (last_.step == begin_ && run_.report.has_state_of(path)) {
       run_.output.out << fmt::format("report: {} stays as it is, because no step was trained\n", path);
     } else if (!path.empty()) {
       run_.report.write();
