@@ -61,7 +61,8 @@ class Builder {
   bool number_integer(std::int64_t value) { return put(value); }
   bool number_unsigned(std::uint64_t value) { return put(value); }
   bool number_float(double value, const std::string& text) {
-    const bool is_zero = text.substr(0, text.find_first_of("eE")).find_first_of("123456789") == text.npos;
+    const bool is_zero =
+        text.substr(0, text.find_first_of("eE")).find_first_of("123456789") == std::string::npos;
     if (value == 0 && !is_zero && remarks_.vanished.empty()) {
       remarks_.vanished =
           std::string(whole_characters(text, longest_quote)) + (text.size() > longest_quote ? "..." : "");

@@ -460,8 +460,9 @@ void check_numbers(CLI::App& app) {
         char* end = nullptr;
         const double number = std::strtod(text.c_str(), &end);
         if (end == text.c_str() || *end != '\0') return std::string();
-        const bool is_zero = text.substr(0, text.find_first_of("eE")).find_first_of("123456789") == text.npos;
-        if (number == 0 && !is_zero && text.find_first_of("xX") == text.npos) {
+        const bool is_zero =
+            text.substr(0, text.find_first_of("eE")).find_first_of("123456789") == std::string::npos;
+        if (number == 0 && !is_zero && text.find_first_of("xX") == std::string::npos) {
           throw ConfigurationError(
               fmt::format("{} is {}, which is too small for a number; write 0 if that is meant", flag, text));
         }

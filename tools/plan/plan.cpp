@@ -155,9 +155,9 @@ planner::PlanRequest plan_request(const Options& options) {
     std::erase_if(request.config.notes, [](const std::string& note) {
       constexpr std::string_view idle = " has no effect";
       const std::size_t at = note.find(idle);
-      return note.find(" no effect beside the other keys") != note.npos ||
-             (at != note.npos && note.find(": ") == at + idle.size() &&
-              note.find("the mesh has no axis") == note.npos);
+      return note.find(" no effect beside the other keys") != std::string::npos ||
+             (at != std::string::npos && note.find(": ") == at + idle.size() &&
+              note.find("the mesh has no axis") == std::string::npos);
     });
   }
   if (options.ranks_per_node > options.ranks) {

@@ -192,7 +192,7 @@ Config read_config(const Options& options, int ranks) {
   Config config = parse_config(text, ranks, overrides_of(options, text), options.strict, origin);
   if (!given) {  // keys of the program's own configuration are nobody's loss
     std::erase_if(config.notes, [](const std::string& note) {
-      return note.find(" replaces the whole block, and so removes ") != note.npos;
+      return note.find(" replaces the whole block, and so removes ") != std::string::npos;
     });
   }
   // In a file the key may be a leftover without effect; on the command line the user requested it.
