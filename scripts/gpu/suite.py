@@ -66,7 +66,7 @@ def arguments():
 
 
 class Ended(BaseException):
-    """Raised when the suite is asked to end."""
+    """Raised by Suite.run() once a signal has asked the suite to end."""
 
 
 def mended(text):
@@ -113,7 +113,8 @@ class Suite:
         self.records, self.raw = list(self.history.records), {"tests": {}, "benches": {}, "training": {}, **self.history.raw}
         self.progress = {}  # item: Progress
         self.unsaved = set(self.raw)
-        self.running, self.saved, self.ending = [], 0.0, False
+        self.running, self.saved = [], 0.0
+        self.ended_by = ""  # The signal that has asked for the end.
         self.lock = threading.RLock()
         self.temporary = tempfile.TemporaryDirectory()
         self.work = pathlib.Path(self.temporary.name)
@@ -173,10 +174,11 @@ class Suite:
 
     def run(self, command, timeout=None, environment=None, watch=None, ours=True):
         """Returns (status, output, seconds). status is a number, None if it was stopped at its limit, 'stuck' if `watch` says so, and
-        'none' if it could not be started."""
+        'none' if it could not be started. Throws Ended, with the command stopped and its output read, after a signal."""
+        self.check_not_ended()
         begin = time.time()
         limit = min(self.left(), 1e9 if timeout is None else timeout)
-        if limit < 1 or self.ending:
+        if limit < 1:
             return None, "", 0.0
         file = self.new_file("output")  # A process that cannot be ended may still write to its file.
         try:
@@ -197,7 +199,7 @@ class Suite:
                 if watch:
                     watch.feed(news)
                     self.save_running()
-                if status is not None or time.time() >= begin + limit or self.ending:
+                if status is not None or time.time() >= begin + limit or self.ended_by:
                     break
                 if watch and watch.stuck():
                     status = "stuck"
@@ -219,7 +221,13 @@ class Suite:
         if immortal:
             self.say_log(f"\n[processes {immortal} could not be ended: they wait inside the kernel]", running)
         self.say_log(f"\n[status {status}, {seconds:.1f} s: {self.shown(command)[:80]}]\n\n", running)
+        if status is None:
+            self.check_not_ended()
         return status, text, seconds
+
+    def check_not_ended(self):
+        if self.ended_by:
+            raise Ended(self.ended_by)
 
     def say_log(self, text, owner=None):
         """Writes text to the log, with its owner in front if several commands run at once."""
@@ -318,6 +326,7 @@ class Suite:
         end = min(time.time() + START_SECONDS, self.end)
         told = b""
         while b"\n" not in told and time.time() < end and self.holder.wait(0.05) is None:
+            self.check_not_ended()
             told += self.holder.news()
         if not re.match(rb"start [0-9.]+ s", told + self.holder.news()):
             self.end_holder()
@@ -369,6 +378,7 @@ class Suite:
     def test(self, part, entry, limit, prefix=(), left_out=(), case_seconds=None, environment=None, suffix=""):
         """Runs one entry of the list for at most `limit` seconds, and again for the remaining cases after one that ended it. Returns True
         if it came to its end."""
+        self.check_not_ended()
         command = list(prefix) + self.expanded(entry)
         item = (entry["name"] if not prefix else f"{entry['name']} under {pathlib.Path(prefix[0]).name} {prefix[-1]}") + suffix
         if self.settled(part, item):
@@ -466,7 +476,7 @@ class Suite:
             self.add({"part": progress.record["part"], "item": f"{progress.record['item']} {case}", "status": verdict,
                       "detail": f"{how}{self.last_words(output, case)}",
                       "command": self.shown(command + ["--gtest_filter=" + case])})
-            if verdict == "faulted" and not prefix and not self.ending:
+            if verdict == "faulted" and not prefix:
                 self.examine(entry, case, end)
             return False
         if status == 0 or (status > 0 and progress.named("failed")):
@@ -576,11 +586,7 @@ class Suite:
             entries = [entry for entry in entries if not re.search("gpu_(probe|cases)", entry["name"])]
         with ThreadPoolExecutor(1 if self.alone else plan.AT_ONCE) as pool:
             done = [(entry, pool.submit(self.test, "tests", entry, self.left())) for entry in entries]
-            try:
-                self.unfinished = [entry for entry, future in done if not future.result()]
-            except BaseException:
-                self.ending = True
-                raise
+            self.unfinished = [entry for entry, future in done if not future.result()]
 
     def tests(self):
         unfinished = self.round("tests", [*self.chosen(False), *self.unfinished])
@@ -1004,7 +1010,9 @@ class Suite:
 
     def go(self):
         def ended(number, _):
-            raise Ended(signal.Signals(number).name)
+            # An exception that is raised here could interrupt any line of the standard library, for example one that holds
+            # the lock of subprocess.Popen. All waits look at this name several times per second.
+            self.ended_by = signal.Signals(number).name
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, ended)
         try:

@@ -639,6 +639,25 @@ flock -n 9 || {{ echo 'start FAILED cudaErrorDevicesUnavailable, another process
             else:
                 run("bash", "-c", f"pgrep -f {self.folder}/build/tests/sticks | xargs -r kill -9")
 
+    def test_an_end_reaches_programs_that_run_side_by_side(self):
+        names = [f"device_{number}_gpu" for number in range(plan.AT_ONCE + 2)]
+        for name in names:
+            write_gtest(self.build / "tests" / name, "S.a S.b_sticks S.c")
+        entries = [self.entry(name, environment=["TRANCHE_TEST_CASE_SECONDS=900"]) for name in names]
+        process = subprocess.Popen(self.command(*entries, arguments=["--only", "tests"], limit=900), stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.kill)
+        end = time.time() + 60
+        while time.time() < end and self.log().count("[ RUN      ] S.b_sticks") < plan.AT_ONCE:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(60), 4)
+        self.assertIn("suite: ended by SIGTERM", process.stderr.read())
+        self.read()
+        self.assertEqual([self.records[name]["detail"] for name in names if name in self.records],
+                         ["1 passed; the suite was ended in S.b_sticks"] * plan.AT_ONCE)
+
     def log(self):
         try:
             return (self.results / "log.txt").read_text()
