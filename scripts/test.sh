@@ -176,7 +176,7 @@ sanitized() {
   suite "choose $preset" scripts/sanitized_tests.py "build/$preset" --only "$only" --most "$most" --log "$chosen"
   # shellcheck disable=SC2046
   suite "build $preset" build "$preset" $(sed -n 's/^targets //p' "$chosen")
-  suite "tests $preset" run_tests "$preset" -R "$(sed -n 's/^tests //p' "$chosen")"
+  slots=$((2 * jobs)) suite "tests $preset" run_tests "$preset" -R "$(sed -n 's/^tests //p' "$chosen")"
 }
 
 sanitizer_suites() {

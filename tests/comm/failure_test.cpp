@@ -277,7 +277,8 @@ TEST_P(Failures, ARankThatHangsEndsAllWithinTheTimeOut) {
       const auto comm = factory(with_timeout(2));
       started.await_others();
       if (rank == 1) {
-        while (!release) std::this_thread::yield();  // until all others have ended
+        while (!release)
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));  // until all others have ended
         return;
       }
       std::vector<float> full(300), out(100);

@@ -39,7 +39,7 @@ constexpr Way ways[] = {{"messages", NodeCollectives::messages, false},
 TEST_P(ThreadRanks, EveryWayMatchesBruteForce) {
   int point = GetParam();
   for (const Way& way : ways) {
-    if (!test::swept(point++)) continue;
+    if (!test::swept(point++, 3)) continue;
     SCOPED_TRACE(way.name);
     FaultInjection faults;
     faults.copy_in = way.copy_in;
@@ -113,7 +113,7 @@ TEST_P(ThreadRanks, EveryNodeLayoutGivesTheSameBits) {
   int point = 0;
   for (int ranks_per_node = 2; ranks_per_node < GetParam(); ++ranks_per_node) {
     for (const bool copy_in : {false, true}) {
-      if (!test::swept(point++)) continue;
+      if (!test::swept(point++, 3)) continue;
       SCOPED_TRACE(testing::Message() << ranks_per_node << " ranks a node, copied in: " << copy_in);
       check_nodes(GetParam(), ranks_per_node, copy_in, 0, 12);
     }
@@ -186,7 +186,9 @@ constexpr int most_ranks = 4;  // the instrumented brute-force computation for s
 constexpr int most_ranks = test::sanitized ? 4 : 6;
 
 TEST(ManyThreadRanks, EveryNodeLayoutGivesTheSameBits) {
+  int point = 0;
   for (const auto& [size, ranks_per_node] : {std::pair{7, 3}, std::pair{8, 4}, std::pair{8, 2}}) {
+    if (test::sanitized && !test::swept(point++, 3)) continue;
     SCOPED_TRACE(testing::Message() << size << " ranks, " << ranks_per_node << " a node");
     run_thread_ranks(size, [each = ranks_per_node](int, const CommunicatorFactory& factory) {
       CommunicatorOptions chosen = options();
@@ -205,7 +207,7 @@ TEST(ManyThreadRanks, EveryWayMatchesBruteForce) {
   int point = 0;
   for (const int size : {7, 8}) {
     for (const Way& way : ways) {
-      if (!test::swept(point++)) continue;
+      if (!test::swept(point++, 5)) continue;
       SCOPED_TRACE(testing::Message() << size << " ranks, " << way.name);
       FaultInjection faults;
       faults.copy_in = way.copy_in;

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -256,7 +257,8 @@ TEST(Pipeline, ARankOfAnyStageThatThrowsEndsAllRanks) {
 TEST(Pipeline, ARankOfAnyStageThatHangsEndsAllRanks) {
   constexpr int seconds = test::sanitized ? 10 : 4;
   const std::string after = " after " + std::to_string(seconds) + ".0 s";
-  for (const int hanging : {0, 3, 4}) {
+  for (const int round : test::rounds(3)) {
+    const int hanging = std::array{0, 3, 4}[static_cast<std::size_t>(round)];
     const auto begin = std::chrono::steady_clock::now();
     const std::vector<std::string> texts =
         texts_of_a_failure(hanging, seconds, [](const auto& until_others_end) { until_others_end(); });
