@@ -4,7 +4,7 @@
 #   scripts/test.sh [--sanitizers] [--full] [--filter REGEX]
 #     --sanitizers    instead of release: AddressSanitizer and UndefinedBehaviorSanitizer, on an emulated GPU, then
 #                     ThreadSanitizer over the programs whose threads are ours; of both, the programs that the last 20
-#                     commits concern, those of comm and offload, and a third of the others (scripts/sanitized_tests.py)
+#                     commits concern, those of comm, offload and pipeline, and a third of the others (scripts/sanitized_tests.py)
 #     --full          the tests labelled slow too, all parts of drawn sweeps, all programs under sanitizers, and in release
 #                     every source compiled as a unit of its own
 #     --filter REGEX  only tests whose name matches; release tests are single cases then, else whole programs

@@ -66,7 +66,7 @@ def arguments():
 
 
 class Ended(BaseException):
-    """Raised by Suite.run() once a signal has asked the suite to end."""
+    """Raised by Suite.check_not_ended() once a signal has asked for the end."""
 
 
 def mended(text):

@@ -186,7 +186,7 @@ constexpr int most_ranks = 4;  // the instrumented brute-force computation for s
 constexpr int most_ranks = test::sanitized ? 4 : 6;
 
 TEST(ManyThreadRanks, EveryNodeLayoutGivesTheSameBits) {
-  int point = 0;
+  int point = 0;  // one layout at a time where sanitized
   for (const auto& [size, ranks_per_node] : {std::pair{7, 3}, std::pair{8, 4}, std::pair{8, 2}}) {
     if (test::sanitized && !test::swept(point++, 3)) continue;
     SCOPED_TRACE(testing::Message() << size << " ranks, " << ranks_per_node << " a node");
