@@ -66,6 +66,7 @@ static bool train(const std::string& text, const std::string& folder, std::int64
     if (signals.poll() != 0) engine.request_stop();  // on any rank; all ranks then stop after this step
     const StepResult result = engine.step();
     stopped = result.stop_requested;
+    if (stopped) signals.keep_until_exit();  // this program exits then; a batch system may repeat its signal
     const bool evaluates = result.step % 10 == 0;
     note(training::step_line(result));
     checkpoints.after_step(result, evaluates);

@@ -83,7 +83,7 @@ int program_main(int argc, char** argv, const models::ModelRegistry& models) {
   std::signal(SIGXFSZ, SIG_IGN);
   detail::PrintableBuffer out_buffer(*std::cout.rdbuf()), errors_buffer(*std::cerr.rdbuf());
   std::ostream out(&out_buffer), errors(&errors_buffer);
-  const Output output{out, errors, people_watch_output()};
+  const Output output{out, errors, people_watch_output(), true};
   int status = 0;
   try {
     status = run_program({argv + 1, argv + argc}, output, models);

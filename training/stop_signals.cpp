@@ -97,6 +97,7 @@ void StopSignals::take_first_interrupt() {
 }
 
 StopSignals::~StopSignals() {
+  if (kept_) return;
   if (takes_interrupt_) sigaction(SIGINT, &interrupt_before_, nullptr);
   const sigset_t all = set();
   while (take(all) != 0) {

@@ -322,17 +322,18 @@ def suite_stop():
         whole = train(["--stage", "2", "--steps", str(last + 2)], 3)
         expect(rest["weights_digest"] == whole["weights_digest"], "a run that was stopped and resumed has the same bits")
 
-    # A signal to a single rank, and to all ranks several times, as the manager of the nodes may send it.
+    # A signal to a single rank, and to all ranks again and again until they are gone, as the manager of the nodes may send it.
     stopped("term", lambda job: os.kill(job.ranks[-1], signal.SIGTERM), "stopped after step")
 
     def repeatedly(job):
-        for _ in range(5):
-            for rank in job.ranks:
+        left, begin = set(job.ranks), time.time()
+        while left and time.time() < begin + LIMIT:
+            for rank in sorted(left):
                 try:
                     os.kill(rank, signal.SIGTERM)
                 except ProcessLookupError:
-                    pass
-            time.sleep(0.01)
+                    left.remove(rank)
+            time.sleep(0.001)
     stopped("terms", repeatedly, "by SIGTERM", 2, 75)
 
     # A person at the terminal: SIGINT to a run without mpirun, and to one rank.

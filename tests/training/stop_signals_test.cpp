@@ -177,6 +177,27 @@ TEST(StopSignals, AnInterruptEndsAProcessThatDoesNotTakeIt) {
   EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGINT) << status;
 }
 
+TEST(StopSignals, KeptUntilTheExitTheyEndNothingAnyMore) {
+  const auto keep = [] {
+    StopSignals signals;
+    ::raise(SIGTERM);
+    signals.keep_until_exit();
+  };
+  const int repeated = status_of_child([&] {
+    keep();
+    for (const int signal : StopSignals::signals) ::raise(signal);
+    ::kill(::getpid(), SIGTERM);
+    ::raise(SIGINT);
+  });
+  EXPECT_TRUE(WIFEXITED(repeated) && WEXITSTATUS(repeated) == 7) << repeated;
+  const int interrupted = status_of_child([&] {
+    keep();
+    ::raise(SIGINT);
+    ::raise(SIGINT);
+  });
+  EXPECT_TRUE(WIFSIGNALED(interrupted) && WTERMSIG(interrupted) == SIGINT) << interrupted;
+}
+
 TEST(StopSignals, AnIgnoredInterruptStaysIgnored) {
   const int status = status_of_child([] {
     ::signal(SIGINT, SIG_IGN);

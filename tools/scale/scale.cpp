@@ -50,6 +50,7 @@ class StudyRunner {
       if (stopped_by == 0) stopped_by = conduct(run, runs, signals);
       if (stopped_by != 0 || (kept_.empty() && failed_runs_ == failures_before_giving_up)) break;
     }
+    if (stopped_by != 0 && output_.exits) signals.keep_until_exit();
     return conclude(runs, stopped_by);
   }
 

@@ -30,6 +30,7 @@ struct Output {
   std::ostream& out;
   std::ostream& errors;
   bool terminal = false;  ///< `out` is a terminal
+  bool exits = false;     ///< the process exits after the command
 };
 
 /// The parts of a run, which prepare() and start() create; they are destroyed in the reverse order.

@@ -326,6 +326,7 @@ class Training {
 
   /// Collective. Ends a run before its last step because it was requested: first of all its state is saved.
   void stop(double seconds) {
+    if (run_.output.exits) signals_->keep_until_exit();
     checkpoints_.finish();
     const kernels::Digest weights = run_.engine->weights_digest(), state = run_.engine->state_digest();
     const std::string memory = run_.engine->memory_report();

@@ -25,7 +25,7 @@ class StopSignals {
   StopSignals();
   /// None of the signals `which` ends the process from now on.
   explicit StopSignals(std::vector<int> which);
-  /// Discards pending signals; afterwards signals have their former actions.
+  /// Discards pending signals; afterwards signals have their former actions, except after keep_until_exit().
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
@@ -33,6 +33,10 @@ class StopSignals {
   /// The number of the first signal that has arrived, 0 for none; it does not change once set. Later signals
   /// have no further effect. Call it on the thread that made this object.
   int poll();
+  /// After this object's end its signals still have no effect, until the process exits. A run that was asked
+  /// to stop then exits with its own status, even if whoever asked repeats the signal while it exits. A
+  /// second SIGINT still ends the process at once.
+  void keep_until_exit() { kept_ = true; }
 
  private:
   sigset_t set() const;
@@ -42,6 +46,7 @@ class StopSignals {
   sigset_t mask_before_{};
   std::vector<struct sigaction> actions_before_;
   bool takes_interrupt_ = false;
+  bool kept_ = false;
   struct sigaction interrupt_before_ {};
 };
 
