@@ -279,13 +279,14 @@ def suite_resume():
     def stopped(how, report):
         """Starts the study, and stops it when `report` exists and the next run has begun. The signal is repeated until the study is gone."""
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        limit = time.time() + 120
+        limit = time.time() + 60
 
         def under_way():
             return report.exists() and any(f"{PROGRAM} train" in line and str(report) not in line for line in at_work(out).values())
 
         while not under_way() and process.poll() is None and time.time() < limit:
             time.sleep(0.02)
+        limit = time.time() + 60
         while process.poll() is None and time.time() < limit:
             process.send_signal(how)
             time.sleep(0.001)
