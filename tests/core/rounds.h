@@ -124,6 +124,12 @@ inline bool swept(int point, int stride = 1) {
   return sweep_count.count(sanitized ? point % stride == part.part % stride : lies_in(part, point));
 }
 
+/// True if this run performs point number `point` of a sweep that only sanitized runs divide: there, as for
+/// swept(), it is one in `stride`, and elsewhere all.
+inline bool sampled(int point, int stride) {
+  return !sanitized || swept(point, stride);
+}
+
 /// The values of an instantiated suite: `all`, or `few` of them where sanitized. If there are more than four
 /// values, a part has `few` and one in n of the others, in their order.
 template <class T>

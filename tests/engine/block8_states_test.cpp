@@ -58,8 +58,9 @@ OddRun block_run(const BlockCase& rule, int ranks, DataType dtype = DataType::bf
 TEST(Block8States, GiveTheSameBitsOverStagesTiersAndBuckets) {
   int turn = 0;
   for (const BlockCase& rule : block_cases()) {
-    (void)expect_the_same_everywhere(block_run(rule, 1 + turn % 5));
-    ++turn;
+    const int ranks = 1 + turn % 5;
+    if (!sampled(turn++, 3)) continue;
+    (void)expect_the_same_everywhere(block_run(rule, ranks));
     if (HasFailure()) return;
   }
 }

@@ -55,8 +55,10 @@ void expect_same_bits(OddRun run, const std::vector<int>& stages) {
 }
 
 TEST(EarlyUpdates, HaveTheBitsOfUpdatesAtTheBoundary) {
+  int point = 0;
   for (const ReductionPolicy policy : {ReductionPolicy::boundary, ReductionPolicy::micro_batch}) {
     for (const std::int64_t accumulation : {1, 3}) {
+      if (!sampled(point++, 3)) continue;
       OddRun run = early_run();
       run.ranks = accumulation == 1 ? 3 : 2;
       run.dtype = policy == ReductionPolicy::boundary ? DataType::bfloat16 : DataType::float32;
@@ -78,7 +80,9 @@ TEST(EarlyUpdates, HaveThemWhereAPartOfTheStateStaysInHostMemory) {
 }
 
 TEST(EarlyUpdates, HaveThemWithEveryRuleAndFormatOfState) {
-  const auto with = [](const std::function<void(OddRun&)>& change) {
+  int point = 0;
+  const auto with = [&](const std::function<void(OddRun&)>& change) {
+    if (!sampled(point++, 4)) return;
     OddRun run = early_run();
     run.ranks = 2;
     run.dtype = DataType::bfloat16;
@@ -127,8 +131,10 @@ TEST(EarlyUpdates, HaveThemWithSettingsWithoutEffect) {
   run.policy = ReductionPolicy::micro_batch;
   const OddResult expected = train_odd(run);
   run.update = UpdateTime::as_reduced;
+  int point = 0;
   for (int which = 0; which < settings_without_effect; ++which) {
     for (const int stage : {2, 3}) {
+      if (!sampled(point++, 5)) continue;
       OddRun other = run;
       other.stage = stage;
       apply_setting_without_effect(other, which);

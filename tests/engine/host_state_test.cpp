@@ -359,11 +359,12 @@ TEST_F(HostState, ASaveTakesStateThatStaysTileByTile) {
   for (const auto& [optimizer, weights] :
        {std::pair("AdamW", false), std::pair("AdamW", true), std::pair("Lamb", false)}) {
     for (const std::int64_t bytes : {std::int64_t{60'000}, std::int64_t{150'000}, std::int64_t{10'000'000}}) {
+      const std::string folder = path("saves" + std::to_string(number));
+      if (!sampled(number++, 4)) continue;
       OddRun run = run_of(2, weights);
       run.optimizer = optimizer;
       const std::vector<kernels::Digest> expected = undisturbed(run, 4, 2);
       run.offload.host_state = bytes;
-      const std::string folder = path("saves" + std::to_string(number++));
       const auto snapshot_peak = [&](const Runtime& runtime) {
         return runtime.ledger().account(Tier::host).category_peak[Category::other];
       };

@@ -39,6 +39,7 @@ std::string hybrid(int shards) {
 class Meshes : public ::testing::TestWithParam<int> {};
 
 TEST_P(Meshes, HaveTheBitsOfOneShardedModel) {
+  int point = 0;
   for (const int shards : shard_sizes(GetParam())) {
     for (const ReductionPolicy policy : {ReductionPolicy::boundary, ReductionPolicy::micro_batch}) {
       OddRun run;
@@ -53,6 +54,7 @@ TEST_P(Meshes, HaveTheBitsOfOneShardedModel) {
       const OddResult expected = train_odd(run);
       run.mesh = hybrid(shards);
       for (run.stage = 0; run.stage <= 3; ++run.stage) {
+        if (!sampled(point++, 3)) continue;
         const OddResult result = train_odd(run);
         expect_same(expected, result, run);
         EXPECT_EQ(result.wire_elements, result.formula_elements) << run.to_string();
@@ -65,6 +67,7 @@ TEST_P(Meshes, HaveTheBitsOfOneShardedModel) {
 // The replicas share gradients and optimizer state, so the parts of a shard are those of plain ZeRO over all
 // ranks.
 TEST_P(Meshes, HaveTheBitsOfOneShardedModelWithStateOverAllRanks) {
+  int point = 0;
   for (const int shards : shard_sizes(GetParam())) {
     for (const ReductionPolicy policy : {ReductionPolicy::boundary, ReductionPolicy::micro_batch}) {
       OddRun run;
@@ -81,6 +84,7 @@ TEST_P(Meshes, HaveTheBitsOfOneShardedModelWithStateOverAllRanks) {
       run.mesh = hybrid(shards);
       run.replicate = Replicate::parameters;
       for (run.stage = 1; run.stage <= 3; ++run.stage) {
+        if (!sampled(point++, 2)) continue;
         const OddResult result = train_odd(run);
         expect_same(expected, result, run);
         EXPECT_EQ(result.wire_elements, result.formula_elements) << run.to_string();
@@ -95,6 +99,7 @@ TEST_P(Meshes, HaveTheBitsOfOneShardedModelWithStateOverAllRanks) {
 
 // Sums over replicas once a step have other bits than sums in each micro-batch, but the same at every stage.
 TEST_P(Meshes, MayAddUpTheReplicasOnceAStep) {
+  int point = 0;
   for (const int shards : shard_sizes(GetParam())) {
     OddRun run;
     run.ranks = GetParam();
@@ -108,6 +113,7 @@ TEST_P(Meshes, MayAddUpTheReplicasOnceAStep) {
     for (const Replicate replicate : {Replicate::all, Replicate::parameters}) {
       run.replicate = replicate;
       for (run.stage = replicate == Replicate::all ? 0 : 1; run.stage <= 3; ++run.stage) {
+        if (!sampled(point++, 3)) continue;
         const OddResult result = train_odd(run);
         expect_same(expected, result, run);
         EXPECT_EQ(result.wire_elements, result.formula_elements) << run.to_string();
@@ -124,6 +130,7 @@ TEST_P(Meshes, MayAddUpTheReplicasOnceAStep) {
 }
 
 TEST_P(Meshes, ArePlannedToTheByte) {
+  int point = 0;
   for (const int shards : shard_sizes(GetParam())) {
     OddRun run;
     run.ranks = GetParam();
@@ -137,6 +144,7 @@ TEST_P(Meshes, ArePlannedToTheByte) {
         run.replica_sum = sum;
         run.stage = sum == ReplicaSum::step ? 3 : replicate == Replicate::all ? 0 : 1;
         for (; run.stage <= 3; ++run.stage) {
+          if (!sampled(point++, 5)) continue;
           run.device = DeviceKind::cpu;
           const OddResult real = train_odd(run);
           run.device = DeviceKind::meta;
@@ -354,7 +362,7 @@ TEST(Hybrid, BucketsOverlapDelaysAndNodesChangeNoBit) {
         runs[6].gather_for = GatherFor::step;
         runs[7].persistent = 300;
         for (const OddRun& run : runs) {
-          if (!swept(point++, 3)) continue;
+          if (!swept(point++, 7)) continue;
           const OddResult result = train_odd(run);
           expect_same(expected, result, run);
           EXPECT_EQ(result.wire_elements, result.formula_elements) << run.to_string();
@@ -383,7 +391,7 @@ TEST(Hybrid, WhatGoesOnBetweenStepsChangesNoBit) {
       run.offload.optimizer = tier;
       run.offload.nvme_path = folder.path();
       for (run.stage = 1; run.stage <= 3; ++run.stage) {
-        if (!swept(point++) && expected) continue;
+        if (!swept(point++, 5) && expected) continue;
         const std::string saves = folder.path() + "/" + std::to_string(run.stage) + mesh.substr(0, 2) +
                                   std::to_string(static_cast<int>(replicate) * 3 + static_cast<int>(tier));
         on_ranks(run, [&](Engine& engine, Runtime& runtime) {
@@ -465,7 +473,7 @@ TEST(Hybrid, CheckpointsGoFromMeshToMesh) {
       run.mesh = mesh;
       run.replicate = replicate;
       for (const int stage : {1, 2, 3}) {
-        if (!swept(point++)) continue;
+        if (!swept(point++, 5)) continue;
         run.stage = stage;
         on_ranks(run, [&](Engine& engine, Runtime& runtime) {
           EXPECT_EQ(engine.load(path).step, 1);
@@ -516,7 +524,7 @@ TEST(Hybrid, TwelveMeshesReadEachOthersCheckpoints) {
       EXPECT_GT(std::filesystem::file_size(path + "/" + checkpoint::shard_name(rank, run.ranks)), 4096u);
     }
     for (std::size_t to = 0; to < twelve_meshes.size(); ++to) {
-      if (to == from || !swept(static_cast<int>(12 * from + to), 7)) continue;
+      if (to == from || !swept(static_cast<int>(12 * from + to), 11)) continue;
       std::tie(run.ranks, run.mesh) = twelve_meshes[to];
       run.stage = stage++ % 4;
       run.replicate = replicate(run);

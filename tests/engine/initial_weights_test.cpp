@@ -115,7 +115,7 @@ class InitialWeights : public Saving {
     for (const int ranks : {1, 3}) {
       for (const int stage : {0, 1, 2, 3}) {
         for (const std::string& precision : {fp32, bf16}) {
-          if (!swept(point++)) continue;
+          if (!swept(point++, 3)) continue;
           expect_own_values(device, ranks, config(stage, precision, ""), ranks == 1 || stage == 0);
         }
       }

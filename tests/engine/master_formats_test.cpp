@@ -82,7 +82,7 @@ TEST(MasterFormats, GiveTheSameBitsOverStagesTiersAndBuckets) {
   int turn = 0;
   for (const MasterRule& rule : master_rules()) {
     for (const Kept& kept : kept_formats) {
-      if (!swept(turn, 7)) {
+      if (!swept(turn, 11)) {
         ++turn;
         continue;
       }

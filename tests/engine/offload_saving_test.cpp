@@ -45,7 +45,7 @@ TEST_F(OffloadSaving, StepsGoOnAndTheCheckpointHoldsWhatWasThen) {
           if (parameters != OffloadTier::none && stage != 3) continue;
           for (const std::int64_t accumulation : {1, 2}) {
             const std::string folder = path(std::to_string(number++));
-            if (!swept(number, 3)) continue;
+            if (!swept(number, 7)) continue;
             OddRun run = setup(ranks, stage, OffloadTier::nvme, parameters);
             run.offload.ratio = ratio;
             run.accumulation = accumulation;
@@ -104,9 +104,11 @@ TEST_F(OffloadSaving, UpdatesAsGradientsAreReducedLeaveTheCheckpointAsItWas) {
 
 // The updates that hand over the tiles were issued, and wait for a slow disk.
 TEST_F(OffloadSaving, WhatWaitsForASaveBetweenUpdatesAndTheirStepLosesNothing) {
+  int point = 0;
   for (const int ranks : {1, 2}) {
     for (const std::int64_t persistent : {0, 600}) {  // persistent buffers are updated in step()
       for (const OffloadTier parameters : {OffloadTier::none, OffloadTier::nvme}) {
+        if (!sampled(point++, 3)) continue;
         OddRun run = setup(ranks, 3, OffloadTier::nvme, parameters);
         run.clipping = 0;
         run.persistent = persistent;
@@ -234,8 +236,10 @@ TEST_F(OffloadSaving, NeitherSaveNorWhatWaitsForItBehindAStepTouchesTheNvmeTier)
 }
 
 TEST_F(OffloadSaving, WithoutANextStepTilesAreReadForIt) {
+  int point = 0;
   for (const int ranks : {1, 2}) {
     for (const bool inside_a_step : {false, true}) {
+      if (!sampled(point++, 3)) continue;
       OddRun run = setup(ranks, 0);
       run.accumulation = 2;
       const std::string folder = path(std::to_string(ranks) + (inside_a_step ? "inside" : ""));
@@ -334,7 +338,8 @@ TEST_F(OffloadSaving, AFailedWriteIsToldOnceAndTrainingGoesOn) {
   int number = 0;
   for (const bool stepping : {true, false}) {
     for (const Fault& one : faults) {
-      const std::string folder = path(std::to_string(number++));
+      const std::string folder = path(std::to_string(number));
+      if (!sampled(number++, 3)) continue;
       FaultyFileSystem files(detail::posix_file_system());
       on_tiled_ranks(
           run,
@@ -401,9 +406,11 @@ TEST_F(OffloadSaving, AnEngineThatEndsByAnErrorWaitsForNoTiles) {
 }
 
 TEST_F(OffloadSaving, ADiskThatFailsUnderTheTilesEndsTheRunAndLeavesTheLastCheckpoint) {
+  int point = 0;
   for (const int ranks : {1, 2}) {
     for (const bool stepping : {true, false}) {
       for (const int nth : {1, 4}) {
+        if (!sampled(point++, 3)) continue;
         const OddRun run = setup(ranks, 2);
         const std::string folder =
             path(std::to_string(ranks) + (stepping ? "stepping" : "") + std::to_string(nth));
@@ -501,7 +508,7 @@ TEST_F(OffloadSaving, AnyTierGoesOnFromAnyOther) {
       }
     });
     for (const Home& to : homes) {
-      if (!swept(pair++, 4)) continue;
+      if (!swept(pair++, 8)) continue;
       const OddRun loader = setup(to.ranks, to.stage, to.optimizer, to.parameters);
       const std::string what = saver.to_string() + " -> " + loader.to_string();
       on_tiled_ranks(loader, [&](Engine& engine, Runtime& runtime) {

@@ -72,7 +72,7 @@ TEST(OptimizerRules, GiveTheSameBitsOverStagesTiersAndBuckets) {
     for (const int ranks : {1, 2, 3}) {
       for (const bool reduced : {false, true}) {
         if (reduced && !rule.moments) continue;
-        if (!swept(point++, 5)) continue;
+        if (!swept(point++, 7)) continue;
         (void)expect_the_same_everywhere(run_of(rule, ranks, reduced));
         if (::testing::Test::HasFailure()) return;
       }

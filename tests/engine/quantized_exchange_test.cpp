@@ -72,6 +72,7 @@ TEST_P(QuantizedBits, OverStagesTiersAndSettings) {
 }
 
 TEST_P(QuantizedBits, OptimizersWithWholeMatricesSumsAndNoState) {
+  int point = 0;
   for (const char* optimizer : {"Muon", "Lamb", "SGD"}) {
     for (const int ranks : {1, 3}) {
       OddRun run;
@@ -86,6 +87,7 @@ TEST_P(QuantizedBits, OptimizersWithWholeMatricesSumsAndNoState) {
       run.policy = ReductionPolicy::micro_batch;
       const OddResult expected = train_odd(run);
       for (run.stage = 1; run.stage <= 3; ++run.stage) {
+        if (!sampled(point++, 5)) continue;
         const OddResult result = train_odd(run);
         expect_same(expected, result, run);
         EXPECT_EQ(result.wire_bytes, result.formula_bytes) << run.to_string();
@@ -95,6 +97,7 @@ TEST_P(QuantizedBits, OptimizersWithWholeMatricesSumsAndNoState) {
 }
 
 TEST_P(QuantizedBits, CopiesOfAShardedModelHaveThoseOfOne) {
+  int point = 0;
   for (int stage = 0; stage <= 3; ++stage) {
     OddRun run;
     run.dtype = std::get<1>(GetParam());
@@ -109,6 +112,7 @@ TEST_P(QuantizedBits, CopiesOfAShardedModelHaveThoseOfOne) {
     for (const char* mesh : {"replicate=2, shard=2", "shard=2, replicate=2"}) {
       for (const Replicate replicate : {Replicate::all, Replicate::parameters}) {
         if (stage == 0 && replicate == Replicate::parameters) continue;
+        if (!sampled(point++, 3)) continue;
         OddRun copies = run;
         copies.mesh = mesh;
         copies.replicate = replicate;

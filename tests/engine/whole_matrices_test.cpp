@@ -196,7 +196,7 @@ TEST(WholeMatrices, GiveTheSameBitsWithoutOverlapAndWithoutPlannedMemory) {
         run.plan_memory = overlap;
         run.poison = true;
         const auto expect_the_same = [&] {
-          if (swept(point++)) expect_same(expected, train_odd(run), run);
+          if (swept(point++, 5)) expect_same(expected, train_odd(run), run);
         };
         expect_the_same();
         if (stage == 0) continue;
