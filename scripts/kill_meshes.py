@@ -17,6 +17,7 @@ Exit status: 0 all well, 1 a check failed (the folder stays), 2 usage.
 """
 import argparse
 import collections
+import contextlib
 import json
 import os
 import random
@@ -162,8 +163,9 @@ class Runs:
                 whole = ranks == 1 or self.draw.random() < 0.25
                 victim = self.draw.choice([job.pid] if whole else processes(job.pid, name) or [job.pid])
                 if job.poll() is None:
-                    os.kill(victim, signal.SIGKILL)
-                    killed = True
+                    with contextlib.suppress(ProcessLookupError):  # the rank may just have ended
+                        os.kill(victim, signal.SIGKILL)
+                        killed = True
                 self.hits[what_was_hit(self.checkpoints)] += killed
             try:
                 status = job.wait(timeout=START_LIMIT)

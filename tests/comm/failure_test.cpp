@@ -9,6 +9,7 @@
 #include <functional>
 #include <latch>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -312,7 +313,11 @@ Ends collective_across_nodes(int size, std::initializer_list<int> there, bool ga
   const ThreadGroup group(size);
   Ends ends;
   const auto gate = std::make_shared<HostEvent>();
-  std::barrier issued(static_cast<std::ptrdiff_t>(there.size()), [&]() noexcept { gate->complete(); });
+  std::optional<Stopwatch> watch;  // no operation begins before it
+  std::barrier issued(static_cast<std::ptrdiff_t>(there.size()), [&]() noexcept {
+    watch.emplace();
+    gate->complete();
+  });
   std::vector<std::thread> threads;
   for (const int rank : there) {
     threads.emplace_back([&, rank] {
@@ -329,9 +334,8 @@ Ends collective_across_nodes(int size, std::initializer_list<int> there, bool ga
                  : comm->reduce_scatter(full.data(), DataType::float32, shard.data(), DataType::float32, 100,
                                         {2, false, 0}, ready, label);
       issued.arrive_and_wait();
-      const Stopwatch watch;
       ends.texts[rank] = failure_of([&] { done.wait(); });
-      ends.seconds[rank] = watch.seconds();
+      ends.seconds[rank] = watch->seconds();
     });
   }
   for (auto& thread : threads) thread.join();
@@ -456,8 +460,13 @@ TEST_P(Failures, CallsThatDoNotMatchAreFound) {
     });
     FAIL() << "nothing was thrown";
   } catch (const CommunicationError& error) {
-    EXPECT_THAT(error.what(), AnyOf(HasSubstr("rank 0 sent 40 bytes where rank 1 expects 44"),
-                                    HasSubstr("rank 1 sent 44 bytes where rank 0 expects 40")));
+    // A rank that waited for the other long enough has sent its call's signature, which is compared first.
+    EXPECT_THAT(
+        error.what(),
+        AnyOf(HasSubstr("rank 0 sent 40 bytes where rank 1 expects 44"),
+              HasSubstr("rank 1 sent 44 bytes where rank 0 expects 40"),
+              HasSubstr("rank 0 issued all_gather of unit h.3 of 40 bytes (number 0) where rank 1 issued "
+                        "all_gather of unit h.3 of 44 bytes")));
     EXPECT_THAT(error.what(), HasSubstr("the ranks' calls differ"));
   }
 }

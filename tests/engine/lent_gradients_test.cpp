@@ -103,21 +103,23 @@ TEST(LentGradients, ASlowDiskChangesNoBit) {
 // Tiles beyond the own buffers of the ring are read, updated and used by the next forward pass while no write
 // can end.
 TEST(LentGradients, TheForwardPassDoesNotWaitForTheLastWrites) {
-  std::atomic<int> written = 0;
+  std::atomic<int> written = 0, held = 0;
   std::atomic<bool> counting = false, over = false, late = false;
   WatchedFileSystem files([&](FileOperation operation, std::int64_t) {
     if (!counting || operation != FileOperation::write || ++written <= tiles - 8) return;
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    while (!over) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(120);
+    ++held;
+    while (!over && !late) {
       if (std::chrono::steady_clock::now() > end) late = true;
-      if (late) return;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
+    --held;
   });
   on_equal_units(run_of(OffloadTier::nvme, 1), &files, [&](Engine& engine, Runtime& runtime) {
     for (int step = 0; step < 3; ++step) {
       one_step(engine, runtime, "",
-               [&] { over = true; });  // the forward pass has had the weights of all units
+               [&] { over = true; });              // the forward pass has had the weights of all units
+      while (held > 0) std::this_thread::yield();  // or a write would wait for the next forward pass
       written = 0;
       over = false;
       counting = step < 2;

@@ -624,8 +624,7 @@ flock -n 9 || {{ echo 'start FAILED cudaErrorDevicesUnavailable, another process
             process = subprocess.Popen(self.command("good", sticks, arguments=["--only", "tests"], limit=100),
                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
             self.addCleanup(process.stderr.close)
-            end = time.time() + 30
-            while time.time() < end and "S.b_sticks" not in self.log():
+            while process.poll() is None and "S.b_sticks" not in self.log():
                 time.sleep(0.1)
             process.send_signal(number)
             process.wait(30)
@@ -934,10 +933,10 @@ class Parts(unittest.TestCase):
     def test_what_a_killed_suite_left_is_ended(self):
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
-            left, other = (processes.Command(["sleep", "100"], folder, {**os.environ, processes.MARK: mark}, folder / mark)
+            left, other = (processes.Command(["sleep", "100"], folder, {**os.environ, processes.MARK: str(folder / mark)}, folder / mark)
                            for mark in ("results", "others"))
-            self.assertEqual(processes.end_marked("result"), 0)
-            self.assertEqual(processes.end_marked("results"), 1)
+            self.assertEqual(processes.end_marked(folder / "result"), 0)
+            self.assertEqual(processes.end_marked(folder / "results"), 1)
             self.assertEqual(left.wait(5), -signal.SIGKILL)
             self.assertIsNone(other.wait(0.1))
             other.end()

@@ -824,7 +824,7 @@ TEST_F(ProgramCheckpoints, ASignalEndsTheRunWithACheckpointAndAStatusOfItsOwn) {
 }
 
 TEST_F(ProgramCheckpoints, ASignalDuringAValidationSavesAtOnceAndTheResumedRunMakesItUp) {
-  const std::string held_out = files_.write("long.txt", test::some_text(1 << 20));
+  const std::string held_out = files_.write("long.txt", test::some_text(16 << 20));
   for (const std::vector<std::string>& best : {std::vector<std::string>{}, {"--keep-best"}}) {
     const std::string name = best.empty() ? "validating" : "validating_best",
                       metrics = files_.path(name + ".m");
@@ -838,7 +838,7 @@ TEST_F(ProgramCheckpoints, ASignalDuringAValidationSavesAtOnceAndTheResumedRunMa
     std::thread person([&] {  // the line of a step is written before its validation begins
       while (!std::filesystem::exists(metrics) || read_file(metrics).empty()) ::usleep(1000);
       const std::string manifest = folder(name) + "/step-00000001/manifest.json";
-      for (int i = 0; i < 2000 && !saved_before && best.empty(); ++i, ::usleep(1000))
+      for (int i = 0; i < 60000 && !saved_before && best.empty(); ++i, ::usleep(1000))
         saved_before = std::filesystem::exists(manifest);
       ::kill(::getpid(), SIGTERM);
     });

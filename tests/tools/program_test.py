@@ -225,10 +225,9 @@ def changed_in_use(ranks, change, status, text):
     arguments = with_data(TINY, data) + ["--steps", "100000000", "--max-seconds", limit, "--log-every", "1"]
     output = path("used.out")
     with open(output, "wb") as out:
-        begin = time.time()
         job = subprocess.Popen(command(arguments, ranks), stdout=out, stderr=out, env=dict(os.environ, TRANCHE_MPI_TIMEOUT=str(LIMIT)))
         try:
-            while job.poll() is None and time.time() < begin + 30 and b"\nstep" not in open(output, "rb").read():
+            while job.poll() is None and b"\nstep" not in open(output, "rb").read():
                 time.sleep(0.05)
             change(data)
             begin = time.time()
@@ -293,13 +292,13 @@ def killed(more=(), count=2):
         job = subprocess.Popen(command(arguments, count), stdout=out, stderr=out, env=dict(os.environ, TRANCHE_MPI_TIMEOUT=str(LIMIT)))
         try:
             ranks = []
-            limit = time.time() + 30
-            while time.time() < limit and not (len(ranks) == count and b"step" in open(path("killed.out"), "rb").read()):
+            while job.poll() is None and not (len(ranks) == count and b"step" in open(path("killed.out"), "rb").read()):
                 time.sleep(0.05)
                 ranks = children(job.pid)
             result = (0, open(path("killed.out"), errors="replace").read(), "", 0)
             check(len(ranks) == count, f"{count} ranks are training", arguments, count, result)
-            os.kill(ranks[-1], signal.SIGKILL)
+            for rank in ranks[-1:]:
+                os.kill(rank, signal.SIGKILL)
             begin = time.time()
             status = job.wait(timeout=60)
             check(status != 0, "a killed rank is no success", arguments, count, result)
