@@ -278,13 +278,8 @@ TEST_P(DeviceFailures, CallsThatDoNotMatchAreFound) {
         30);
     FAIL() << "nothing was thrown";
   } catch (const CommunicationError& error) {
-    // A rank that waited for the other long enough has sent its call's signature, which is compared first.
-    EXPECT_THAT(
-        error.what(),
-        AnyOf(HasSubstr("rank 0 sent 40 bytes where rank 1 expects 44"),
-              HasSubstr("rank 1 sent 44 bytes where rank 0 expects 40"),
-              HasSubstr("rank 0 issued all_gather of unit h.3 of 40 bytes (number 0) where rank 1 issued "
-                        "all_gather of unit h.3 of 44 bytes")));
+    EXPECT_THAT(error.what(), AnyOf(HasSubstr("rank 0 sent 40 bytes where rank 1 expects 44"),
+                                    HasSubstr("rank 1 sent 44 bytes where rank 0 expects 40")));
     EXPECT_THAT(error.what(), HasSubstr("the ranks' calls differ"));
   }
 }

@@ -124,8 +124,7 @@ inline bool swept(int point, int stride = 1) {
   return sweep_count.count(sanitized ? point % stride == part.part % stride : lies_in(part, point));
 }
 
-/// True if this run performs point number `point` of a sweep that only sanitized runs divide: there, as for
-/// swept(), it is one in `stride`, and elsewhere all.
+/// Like swept() where sanitized. All other runs perform every point, also with TRANCHE_TEST_PART.
 inline bool sampled(int point, int stride) {
   return !sanitized || swept(point, stride);
 }

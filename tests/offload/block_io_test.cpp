@@ -236,7 +236,7 @@ TEST_P(BlockIoTest, CancelAndDestruction) {
   slow.inject({.operation = FileOperation::write, .times = -1, .delay = std::chrono::milliseconds(100)});
   const auto file = slow.open(folder_ / "a", OpenMode::create_new, GetParam().caching);
   const auto plain = files_.open(folder_ / "b", OpenMode::create_new, GetParam().caching);
-  constexpr std::int64_t blocks = 4000;  // so many take far longer than this thread can be kept from its core
+  constexpr std::int64_t blocks = 400;  // so many take far longer than this thread can be kept from its core
   auto memory = std::make_unique<std::vector<std::byte>>(16384 * blocks);
   auto io = make_block_io(options_);
   const IoTicket ticket = io->write(*file, 0, memory->data(), 16384 * blocks);
@@ -288,7 +288,7 @@ TEST_P(BlockIoTest, AFailedTransferIsNotGoneOnWith) {
   faulty.inject(
       {.operation = FileOperation::write, .nth = 2, .times = -1, .delay = std::chrono::milliseconds(100)});
   const auto io = make_block_io(options_);
-  constexpr std::int64_t blocks = 6000;
+  constexpr std::int64_t blocks = 600;
   const std::vector<std::byte> memory(16384 * blocks);
   EXPECT_THROW(io->wait(io->write(*file, 0, memory.data(), 16384 * blocks)), IoError);
   EXPECT_LT(faulty.count(FileOperation::write), blocks);

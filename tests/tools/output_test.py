@@ -213,7 +213,7 @@ def ranks_of(mark):
 
 
 def steady(ranks, steps, more, every=500):
-    """After step 1000 no rank's memory may grow by more than 1 MB. It is looked at every `every` steps."""
+    """After step 1000 no rank's memory may grow by more than 1 MB. Memory is read every `every` steps."""
     mark = path(f"metrics-{ranks}-{steps}-{len(failures)}-{len(more)}")
     arguments = TINY + ["--steps", str(steps), "--log-every", "1"] + more + ["--metrics", mark]
     launched = ([RUN_MPI, str(ranks)] if ranks > 1 else []) + [PROGRAM] + arguments
