@@ -64,10 +64,17 @@ class Hdf5Session {
   void* data_ = nullptr;
 };
 
+/// A file that the library builds in memory. H5Fclose() calls the driver after it has released the file's own
+/// reference to it, so `driver` must outlive `file`: members are destroyed in reverse order.
+struct Hdf5MemoryFile {
+  Hdf5Handle driver;
+  Hdf5Handle file;
+};
+
 /// Creates an HDF5 file whose pages go to `image`, which must outlive it; `image.bytes` is set when the file
 /// is closed. Datasets of 512 bytes and more start on multiples of 4096. Metadata is allocated in blocks of
 /// `metadata_bytes`: what fits into the first lies before all datasets.
-Hdf5Handle create_memory_file(SparseImage& image, const std::string& name, std::int64_t metadata_bytes);
+Hdf5MemoryFile create_memory_file(SparseImage& image, const std::string& name, std::int64_t metadata_bytes);
 
 /// The type of a dtype in a file: F64LE, F32LE and F16LE as in IEEE 754, bf16 as a float of 1 + 8 + 7 bits,
 /// integers little-endian.

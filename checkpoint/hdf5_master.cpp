@@ -138,7 +138,8 @@ class MasterFile {
 std::vector<std::byte> make_master_image(const Layout& layout, const std::vector<ShardRecord>& shards) {
   const Hdf5Session session;
   SparseImage image;
-  Hdf5Handle file = create_memory_file(image, std::string(master_name), 4096);
+  Hdf5MemoryFile memory = create_memory_file(image, std::string(master_name), 4096);
+  Hdf5Handle& file = memory.file;
   set_attribute(file, "format", std::string("tranche-master"));
   set_attribute(file, "version", format_version);
   set_attribute(file, "library", std::string(version));

@@ -165,11 +165,11 @@ Hdf5Session::~Hdf5Session() {
   H5Eset_auto2(H5E_DEFAULT, function_, data_);
 }
 
-Hdf5Handle create_memory_file(SparseImage& image, const std::string& name, std::int64_t metadata_bytes) {
-  const Hdf5Handle driver_id(H5FDregister(&driver()), H5FDunregister, "register a file driver");
+Hdf5MemoryFile create_memory_file(SparseImage& image, const std::string& name, std::int64_t metadata_bytes) {
+  Hdf5MemoryFile made{{H5FDregister(&driver()), H5FDunregister, "register a file driver"}, {}};
   const Hdf5Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "make a property list");
   const DriverInfo info{&image};
-  hdf5_check(H5Pset_driver(access, driver_id, &info), "choose the file driver");
+  hdf5_check(H5Pset_driver(access, made.driver, &info), "choose the file driver");
   hdf5_check(H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110), "choose the file version");
   hdf5_check(H5Pset_alignment(access, 512, SparseImage::page_bytes), "choose the alignment");
   hdf5_check(H5Pset_meta_block_size(access, static_cast<hsize_t>(metadata_bytes)),
@@ -177,7 +177,8 @@ Hdf5Handle create_memory_file(SparseImage& image, const std::string& name, std::
   hdf5_check(H5Pset_fclose_degree(access, H5F_CLOSE_STRONG), "choose how files close");
   const Hdf5Handle creation(H5Pcreate(H5P_FILE_CREATE), H5Pclose, "make a property list");
   hdf5_check(H5Pset_obj_track_times(creation, false), "leave times away");
-  return {H5Fcreate(name.c_str(), H5F_ACC_TRUNC, creation, access), H5Fclose, "lay out " + name};
+  made.file = {H5Fcreate(name.c_str(), H5F_ACC_TRUNC, creation, access), H5Fclose, "lay out " + name};
+  return made;
 }
 
 Hdf5Handle file_type(DataType dtype) {

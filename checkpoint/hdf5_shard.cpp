@@ -55,7 +55,8 @@ ShardImage make_shard_image(const Layout& layout, int rank, std::int64_t step) {
   for (const ArrayRecord& array : layout.arrays)
     room += 2048 + 4 * static_cast<std::int64_t>(array.name.size());
   const std::int64_t metadata = round_up(room, SparseImage::page_bytes);
-  Hdf5Handle file = create_memory_file(image.file, shard_name(rank, layout.world), metadata);
+  Hdf5MemoryFile memory = create_memory_file(image.file, shard_name(rank, layout.world), metadata);
+  Hdf5Handle& file = memory.file;
   set_attribute(file, "format", std::string("tranche-shard"));
   set_attribute(file, "version", format_version);
   set_attribute(file, "library", std::string(version));
