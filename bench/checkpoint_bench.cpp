@@ -182,7 +182,7 @@ void Bench::save(const std::string& parent) {
   manifest.layout = layout_;
   manifest.run.step = step;
   manifest.shards.push_back(write_image(run.temporary(step)));
-  run.commit(std::move(manifest));
+  run.commit(manifest, checkpoint::make_master_image(manifest.layout));
 }
 
 /// HDF5 alone: a contiguous dataset for each section, closed and synced.

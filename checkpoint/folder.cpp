@@ -406,7 +406,7 @@ void RunFolder::prepare(std::int64_t step, std::int64_t total_bytes) {
   });
 }
 
-std::string RunFolder::commit(Manifest manifest, const Companions& companions) {
+std::string RunFolder::commit(Manifest manifest, const MasterImage& master, const Companions& companions) {
   FileSystem& files = storage_.files;
   const std::int64_t step = manifest.run.step;
   const bool in_doubt = manifest.run.in_doubt;
@@ -422,14 +422,13 @@ std::string RunFolder::commit(Manifest manifest, const Companions& companions) {
     } catch (const CheckpointError& problem) {
       throw CheckpointError(problem.message() + "; do all ranks see the same folder?");
     }
-    const std::vector<std::byte> master = make_master_image(manifest.layout, manifest.shards);
-    const auto master_bytes = static_cast<std::int64_t>(master.size());
-    write_synced(join_path(own, std::string(master_name)), master.data(), master_bytes);
-    manifest.master = {std::string(master_name), master_bytes, master_bytes, block_digests(master)};
+    const auto master_bytes = static_cast<std::int64_t>(master.bytes.size());
+    write_synced(join_path(own, std::string(master_name)), master.bytes.data(), master_bytes);
+    manifest.master = {std::string(master_name), master_bytes, master_bytes, block_digests(master.bytes)};
     manifest.companions = write_companions(files, own, companions);
     manifest.version = format_version;
     manifest.library = std::string(version);
-    manifest.hdf5 = hdf5_version();
+    manifest.hdf5 = master.hdf5;
     manifest.sequence = next_sequence();
     manifest.lineage = lineage_;
     manifest.branches = branches_;

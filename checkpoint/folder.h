@@ -10,6 +10,7 @@
 
 #include "checkpoint/companions.h"
 #include "checkpoint/format.h"
+#include "checkpoint/hdf5_image.h"
 #include "checkpoint/run_lease.h"
 #include "checkpoint/storage.h"
 
@@ -116,9 +117,9 @@ class RunFolder {
   void prepare(std::int64_t step, std::int64_t total_bytes);
   /// Rank 0. Fills in the manifest's sequence, versions, time and the records of model.h5 and of the
   /// companions; manifest.shards holds the gathered records. Checks that all shards exist and the lease is
-  /// held, writes the companions, model.h5 and the manifest, and renames the folder. Returns the checkpoint's
-  /// path.
-  std::string commit(Manifest manifest, const Companions& companions = {});
+  /// held, writes the companions, `master` (of this layout) and the manifest, and renames the folder. Returns
+  /// the checkpoint's path. It does not call HDF5.
+  std::string commit(Manifest manifest, const MasterImage& master, const Companions& companions = {});
   /// A failure in the last commit() after the checkpoint was complete (writing `latest`, removing the
   /// replaced checkpoint): readers do not need these, and the next save repeats them. Empty: none.
   std::string take_warning() { return std::exchange(warning_, {}); }

@@ -64,6 +64,9 @@ class Hdf5Session {
   void* data_ = nullptr;
 };
 
+/// hdf5_version() within a session.
+std::string library_version();
+
 /// A file that the library builds in memory. H5Fclose() calls the driver after it has released the file's own
 /// reference to it, so `driver` must outlive `file`: members are destroyed in reverse order.
 struct Hdf5MemoryFile {

@@ -43,9 +43,15 @@ struct ShardImage {
 /// root group describe it. Throws CheckpointError.
 ShardImage make_shard_image(const Layout& layout, int rank, std::int64_t step);
 
-/// model.h5: every weight ("weights/NAME") and optimizer state ("state/KIND/NAME") as a virtual dataset of
-/// its tensor's shape over the shards beside it; NaN where a shard is missing. Aliases are soft links. A
+/// A checkpoint's model.h5.
+struct MasterImage {
+  std::vector<std::byte> bytes;
+  std::string hdf5;  ///< the version of the library that made it
+};
+
+/// Makes model.h5: every weight ("weights/NAME") and optimizer state ("state/KIND/NAME") as a virtual dataset
+/// of its tensor's shape over the shards beside it; NaN where a shard is missing. Aliases are soft links. A
 /// tensor without extents has the shape [1]. Data in block formats is left out. Throws CheckpointError.
-std::vector<std::byte> make_master_image(const Layout& layout, const std::vector<ShardRecord>& shards);
+MasterImage make_master_image(const Layout& layout);
 
 }  // namespace tranche::checkpoint

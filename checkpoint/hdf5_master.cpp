@@ -36,11 +36,8 @@ void set_not_a_number(hid_t creation, hid_t type, DataType dtype, const std::str
 
 class MasterFile {
  public:
-  MasterFile(hid_t file, const Layout& layout, const std::vector<ShardRecord>& shards)
-      : file_(file),
-        layout_(layout),
-        shards_(shards),
-        links_(H5Pcreate(H5P_LINK_CREATE), H5Pclose, "make a list") {
+  MasterFile(hid_t file, const Layout& layout)
+      : file_(file), layout_(layout), links_(H5Pcreate(H5P_LINK_CREATE), H5Pclose, "make a list") {
     hdf5_check(H5Pset_create_intermediate_group(links_, 1), "choose intermediate groups");
     for (std::size_t s = 0; s < layout.sections.size(); ++s) {
       const SectionRecord& section = layout.sections[s];
@@ -109,15 +106,15 @@ class MasterFile {
     for (const StoredRange& range : instance.ranges) {
       const detail::ElementRange part = detail::intersect(whole, range.range());
       if (part.empty()) continue;
-      const auto rank = static_cast<std::size_t>(range.rank);
-      const hid_t source = sources_[section * shards_.size() + rank];
+      const hid_t source =
+          sources_[section * static_cast<std::size_t>(layout_.world) + static_cast<std::size_t>(range.rank)];
       auto at = static_cast<hsize_t>(range.first + part.begin - range.begin);
       for (Box& box : boxes_of(placed.box, {part.begin - whole.begin, part.end - whole.begin})) {
         const auto count = static_cast<hsize_t>(elements_of(box));
         if (box.empty()) box.emplace_back();  // a tensor without extents has the shape [1]
         hdf5_check(H5Sselect_hyperslab(source, H5S_SELECT_SET, &at, nullptr, &count, nullptr), what);
         Hyperslab(box).select(space, what);
-        hdf5_check(H5Pset_virtual(creation, space, shards_[rank].file.name.c_str(),
+        hdf5_check(H5Pset_virtual(creation, space, shard_name(range.rank, layout_.world).c_str(),
                                   ("/" + layout_.sections[section].dataset).c_str(), source),
                    what);
         at += count;
@@ -127,7 +124,6 @@ class MasterFile {
 
   hid_t file_;
   const Layout& layout_;
-  const std::vector<ShardRecord>& shards_;
   Hdf5Handle links_;
   std::vector<Hdf5Handle> types_;    ///< by section
   std::vector<Hdf5Handle> sources_;  ///< by section and rank
@@ -135,7 +131,7 @@ class MasterFile {
 
 }  // namespace
 
-std::vector<std::byte> make_master_image(const Layout& layout, const std::vector<ShardRecord>& shards) {
+MasterImage make_master_image(const Layout& layout) {
   const Hdf5Session session;
   SparseImage image;
   Hdf5MemoryFile memory = create_memory_file(image, std::string(master_name), 4096);
@@ -144,13 +140,13 @@ std::vector<std::byte> make_master_image(const Layout& layout, const std::vector
   set_attribute(file, "version", format_version);
   set_attribute(file, "library", std::string(version));
   {
-    MasterFile master(file, layout, shards);
+    MasterFile master(file, layout);
     for (const UnitRecord& unit : layout.units) master.add_unit(unit);
   }
   file.close("finish the master file");
-  std::vector<std::byte> bytes(static_cast<std::size_t>(image.bytes));
-  image.overlay(0, bytes.data(), image.bytes);
-  return bytes;
+  MasterImage made{std::vector<std::byte>(static_cast<std::size_t>(image.bytes)), library_version()};
+  image.overlay(0, made.bytes.data(), image.bytes);
+  return made;
 }
 
 }  // namespace tranche::checkpoint

@@ -228,13 +228,17 @@ void set_attribute(hid_t file, const char* name, std::int64_t value) {
   hdf5_check(H5Awrite(attribute, H5T_NATIVE_INT64, &value), what);
 }
 
-std::string hdf5_version() {
-  const Hdf5Session session;
+std::string library_version() {
   unsigned major = 0;
   unsigned minor = 0;
   unsigned release = 0;
   H5get_libversion(&major, &minor, &release);
   return fmt::format("{}.{}.{}", major, minor, release);
+}
+
+std::string hdf5_version() {
+  const Hdf5Session session;
+  return library_version();
 }
 
 }  // namespace tranche::checkpoint

@@ -191,6 +191,7 @@ std::string CheckpointSession::save(const std::string& directory, const SaveOpti
         manifest_.layout = plan_->layout();
         manifest_.run.step = step;
         manifest(manifest_);
+        if (!master_ && !simulated) master_ = checkpoint::make_master_image(manifest_.layout);
       }
       snapshot_.take(*plan_, options.arrays, ranks_.rank());
       return {};
@@ -259,7 +260,7 @@ std::string CheckpointSession::advance() {
         retention_.newest_is_proven = proven_;
         work_.start([this] {
           const DiskSpan span(trace_, "commit checkpoint of step " + std::to_string(step_));
-          std::string path = folder_->commit(std::move(manifest_), companions_);
+          std::string path = folder_->commit(std::move(manifest_), *master_, companions_);
           // The checkpoint is complete: later errors must not be reported as its failure.
           warning_ = folder_->take_warning();
           retain();

@@ -117,6 +117,9 @@ class CheckpointSession {
   std::int64_t step_ = -1;
   std::unique_ptr<checkpoint::ShardPlan> plan_;
   checkpoint::Manifest manifest_;  ///< without the shards' records and the fields that commit() sets
+  /// On rank 0, model.h5, which is the same for every save. It is made within save(), because the program may
+  /// use HDF5 while its thread writes, and not every HDF5 is thread-safe.
+  std::optional<checkpoint::MasterImage> master_;
   checkpoint::Retention retention_;
   std::vector<std::string> damaged_;  ///< paths of checkpoints that were found damaged
   bool proven_ = false;               ///< the last saved weights are good; see prove()

@@ -91,7 +91,7 @@ std::string save(Storage storage, const std::string& parent, const Layout& layou
     if (way == Way::image) writer.write_image({memory, static_cast<std::size_t>(plan.file_bytes())});
     manifest.shards.push_back(shard_record_from_text(to_text(writer.finish()), "a rank's record"));
   }
-  return run.commit(manifest);
+  return run.commit(manifest, make_master_image(manifest.layout));
 }
 
 class ArraysTest : public ::testing::Test {

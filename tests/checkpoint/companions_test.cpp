@@ -44,7 +44,7 @@ class CompanionsTest : public ::testing::Test {
     const ShardPlan plan(manifest.layout, 0, 1);
     run.prepare(1, plan.file_bytes());
     manifest.shards.push_back(write_sample_shard(storage, plan, run.temporary(1), Way::image, 0));
-    return run.commit(manifest, companions);
+    return run.commit(manifest, make_master_image(manifest.layout), companions);
   }
   detail::FileSystem& files = detail::posix_file_system();
   TestFolder folder{fast_folder()};

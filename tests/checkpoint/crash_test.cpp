@@ -262,7 +262,7 @@ TEST_F(CrashTest, ThreeRanksWhoseWritesInterleave) {
   }
   manifest.shards.resize(3);
   for (const std::size_t rank : {2, 0, 1}) manifest.shards[rank] = writers[rank]->finish();
-  saves.commit(manifest);
+  saves.commit(manifest, make_master_image(manifest.layout));
   recording.mark("done");
   const std::size_t done = recording.find_mark("done");
   crash_everywhere(recording, 4, [&](std::size_t prefix, const std::string& left, bool first) {
@@ -298,7 +298,7 @@ TEST_F(CrashTest, ThreeRanksThatWriteAtTheSameMoment) {
     });
   }
   for (std::thread& rank : ranks) rank.join();
-  saves.commit(manifest);
+  saves.commit(manifest, make_master_image(manifest.layout));
   recording.mark("done");
   const std::size_t done = recording.find_mark("done");
   crash_everywhere(recording, 2, [&](std::size_t prefix, const std::string& left, bool) {
@@ -499,7 +499,7 @@ TEST_F(CrashTest, RetentionKeepsDamagedOnesAndTheDoubtThatTheyCast) {
     saves.prepare(step, 1);
     const ShardPlan plan(manifest.layout, 0, step);
     manifest.shards.push_back(write_sample_shard(storage, plan, saves.temporary(step), Way::image));
-    return saves.commit(manifest);
+    return saves.commit(manifest, make_master_image(manifest.layout));
   };
   save(1, 1, false);
   save(2, 2, false);
@@ -581,13 +581,14 @@ TEST_F(CrashTest, CommitAndPrepareSayWhatIsWrong) {
   manifest.run = sample_run(1);
   const ShardPlan plan(manifest.layout, 0, 1);
   manifest.shards.push_back(write_sample_shard(storage, plan, saves.temporary(1), Way::image));
-  EXPECT_THAT(message_of<CheckpointError>([&] { saves.commit(manifest); }),
-              AllOf(HasSubstr("cannot complete the checkpoint"), HasSubstr("1 of 2 ranks have reported")));
+  EXPECT_THAT(
+      message_of<CheckpointError>([&] { saves.commit(manifest, make_master_image(manifest.layout)); }),
+      AllOf(HasSubstr("cannot complete the checkpoint"), HasSubstr("1 of 2 ranks have reported")));
   manifest.shards.push_back(manifest.shards[0]);
   manifest.shards[1].rank = 1;
   manifest.shards[1].file.name = shard_name(1, 2);
   EXPECT_THAT(
-      message_of<CheckpointError>([&] { saves.commit(manifest); }),
+      message_of<CheckpointError>([&] { saves.commit(manifest, make_master_image(manifest.layout)); }),
       AllOf(HasSubstr("shard-00001-of-00002.h5 is missing"), HasSubstr("do all ranks see the same folder?")));
   EXPECT_THAT(list_checkpoints(files, run), IsEmpty());
   RunFolder nowhere(storage, "/proc/nowhere", 7);

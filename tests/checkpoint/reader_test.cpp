@@ -336,7 +336,7 @@ void expect_few_bytes(const std::vector<std::pair<int, std::string>>& meshes) {
       for (const SectionPiece& piece : plan.pieces()) writer.put(piece, values.data() + piece.range.begin);
       manifest.shards.push_back(writer.finish());
     }
-    const std::string path = run.commit(manifest);
+    const std::string path = run.commit(manifest, make_master_image(manifest.layout));
     for (const auto& to : meshes) {
       if (to == from) continue;
       Reader reader(storage, path);
@@ -408,7 +408,7 @@ TEST_F(ReaderTest, LargeStretchesAreReadToWhereTheyBelong) {
     }
     manifest.shards.push_back(writer.finish());
   }
-  const std::string path = run.commit(manifest);
+  const std::string path = run.commit(manifest, make_master_image(manifest.layout));
   const detail::AlignedBuffer memory(Storage(storage).memory, whole.size() * 4 + 65'536, Category::other,
                                      "target");
   auto* const first = static_cast<std::byte*>(memory.data());

@@ -222,7 +222,7 @@ std::string save_sample(Storage storage, RunFolder& run, const Layout& layout, s
     const ShardRecord record = write_sample_shard(storage, plan, run.temporary(step), way, variant);
     manifest.shards.push_back(shard_record_from_text(to_text(record), "a rank's record"));
   }
-  return run.commit(manifest, {{"tokenizer.json", "{\"sample\": true}"}});
+  return run.commit(manifest, make_master_image(manifest.layout), {{"tokenizer.json", "{\"sample\": true}"}});
 }
 
 std::string save_sample(Storage storage, const std::string& parent, const Layout& layout, std::int64_t step,

@@ -77,13 +77,33 @@ TEST(CheckpointSession, AnotherStoreReadsWhatOneSaved) {
   });
 }
 
+/// The session of a run on one rank.
+struct OneRank {
+  const std::unique_ptr<Communicator> alone = make_self_communicator();
+  RankState rank{momentum_config(1), *alone};
+  const Logger log{0, LogLevel::off};
+  CheckpointSession session{rank.store, rank.config,         *alone, *rank.device,
+                            rank.host,  posix_file_system(), log,    nullptr};
+};
+
+TEST(CheckpointSession, EverySaveHasTheSameMasterFile) {
+  const testing::TestFolder folder;
+  OneRank run;
+  CheckpointSession& session = run.session;
+  const auto save = [&](std::int64_t step) {
+    (void)session.save(folder.path(), {}, step, true, [](checkpoint::Manifest&) {});
+    return posix_file_system().read_file(session.finish() + "/" + std::string(checkpoint::master_name));
+  };
+  const std::string first = save(1);
+  EXPECT_THAT(first, ::testing::StartsWith("\x89HDF\r\n"));
+  EXPECT_EQ(save(2), first);
+  session.close(true);
+}
+
 TEST(CheckpointSession, AFailedSaveIsToldOnceAndTheNextOneWorks) {
   const testing::TestFolder folder;
-  const auto alone = make_self_communicator();
-  RankState rank(momentum_config(1), *alone);
-  const Logger log(0, LogLevel::off);
-  CheckpointSession session(rank.store, rank.config, *alone, *rank.device, rank.host, posix_file_system(),
-                            log, nullptr);
+  OneRank run;
+  CheckpointSession& session = run.session;
   const std::string blocked = folder / "file";
   posix_file_system().open(blocked, detail::OpenMode::create_new, detail::Caching::buffered);
   EXPECT_THAT(message_of<CheckpointError>([&] {

@@ -104,7 +104,7 @@ std::string save_gpt(const std::string& folder, const models::GptConfig& model,
     }
     manifest.shards.push_back(writer.finish());
   }
-  return run.commit(manifest);
+  return run.commit(manifest, make_master_image(manifest.layout));
 }
 
 void flip(const std::string& path, std::int64_t byte) {

@@ -162,7 +162,7 @@ std::pair<std::string, std::string> write_checkpoint(checkpoint::Manifest manife
       copier.copy(piece, manifest.layout.units[static_cast<std::size_t>(piece.unit)]);
     }
     manifest.shards.push_back(writer.finish());
-    path = folder.commit(manifest, companions);
+    path = folder.commit(manifest, checkpoint::make_master_image(manifest.layout), companions);
   } catch (...) {
     folder.discard(0);
     throw;
