@@ -10,17 +10,22 @@ KILL_SECONDS = 5.0  # a process that waits inside the driver (state D) survives 
 MARK = "TRANCHE_GPU_RUN"  # The variable in the environment of every command, with the folder of its results.
 
 
+def files(name):
+    """Yields (process id, bytes of /proc/ID/name) of all processes. It skips those that end meanwhile; pathlib's glob() would throw for them."""
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            yield int(process), pathlib.Path("/proc", process, name).read_bytes()
+        except OSError:  # It has ended since, or belongs to another user.
+            continue
+
+
 def members(session):
     """Process ids of a session, without those that have ended and only wait for their parent."""
     found = []
-    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
-        try:
-            text = stat.read_text(encoding="utf-8", errors="replace")
-        except OSError:  # It has ended since.
-            continue
-        state, _, _, its_session = text[text.rfind(")") + 2:].split()[:4]  # the preceding name may contain any characters
-        if int(its_session) == session and state not in "ZX":
-            found.append(int(stat.parent.name))
+    for pid, text in files("stat"):
+        state, _, _, its_session = text[text.rfind(b")") + 2:].split()[:4]  # the preceding name may contain any characters
+        if int(its_session) == session and state not in (b"Z", b"X"):
+            found.append(pid)
     return found
 
 
@@ -45,11 +50,10 @@ def end_marked(folder):
     wanted, killed, end = f"{MARK}={folder}".encode(), set(), time.time() + KILL_SECONDS
     while True:
         left = 0
-        for file in pathlib.Path("/proc").glob("[0-9]*/environ"):
-            pid = int(file.parent.name)
+        for pid, environment in files("environ"):
+            if pid == os.getpid() or wanted not in environment.split(b"\0"):
+                continue
             try:
-                if pid == os.getpid() or wanted not in file.read_bytes().split(b"\0"):
-                    continue
                 os.kill(pid, signal.SIGKILL)
             except OSError:  # It has ended since, or belongs to another user.
                 continue

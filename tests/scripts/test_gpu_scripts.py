@@ -421,7 +421,7 @@ esac
 PROBE = r"""
 case $1 in
   --start) echo 'start 1.250 s'; exit 0 ;;
-  --hold) echo 'start 0.500 s'; cat > /dev/null; exit 0 ;;
+  --hold) echo 'start 0.500 s'; sleep 60 ;;
 esac
 """
 GPU_JSON = '{"name": "Pretended", "compute_capability": "9.0", "memory_bytes": 1073741824}'
@@ -575,8 +575,8 @@ class Suite(Folder):
         self.assertEqual(self.records["probe: graph launch"]["status"], "failed")
         self.assertEqual(self.records["probe: graph launch"]["detail"], "no such graph")
         self.assertNotIn("gpu_probe", self.records)
-        self.assertNotIn(b"gpu_probe --hold", b"".join(path.read_bytes() for path in pathlib.Path("/proc").glob("[0-9]*/cmdline")
-                                                       if str(self.folder).encode() in path.read_bytes()), "nothing holds the GPU")
+        self.assertFalse([words for _, words in processes.files("cmdline") if b"gpu_probe\0--hold" in words and str(self.folder).encode() in words],
+                         "nothing holds the GPU")
         write_program(self.build / "tests" / "gpu_probe", PROBE + "echo 'probe copy: ok'; kill -SEGV $$")
         self.suite("good", arguments=["--only", "tests"])
         self.assertEqual(self.records["gpu_probe"]["status"], "failed")
@@ -929,6 +929,19 @@ class Parts(unittest.TestCase):
             self.assertEqual(command.end(), [])
             command.close()
             self.assertEqual(processes.members(command.process.pid), [])
+
+    def test_processes_that_end_while_they_are_listed_are_skipped(self):
+        read = pathlib.Path.read_bytes
+
+        def ends(path):
+            if path.parent.name in ("1", "2"):
+                raise (FileNotFoundError if path.parent.name == "1" else ProcessLookupError)(str(path))
+            return read(path)
+
+        with mock.patch.object(pathlib.Path, "read_bytes", ends):
+            with mock.patch.object(processes.os, "listdir", return_value=["1", "2", "self", str(os.getpid())]):
+                self.assertEqual([pid for pid, _ in processes.files("stat")], [os.getpid()])
+                self.assertEqual(processes.members(os.getsid(0)), [os.getpid()])
 
     def test_what_a_killed_suite_left_is_ended(self):
         with tempfile.TemporaryDirectory() as name:
