@@ -154,7 +154,7 @@ def page(table, settled):
         "one of them. Weights, optimizer state, losses, norms, evaluations and logits have to be equal, to the last bit, to those of the same arithmetic at",
         "stage 0 without pipeline, offload, overlap and memory plan.", "",
         "## What is refused", "",
-        "A program ends with status 2, an engine's constructor with `ConfigurationError`, before the first step. A call of a program's throws when it is made.", "",
+        "A program ends with status 2, an engine's constructor with `ConfigurationError`, before the first step. A refused call throws when the program makes it.", "",
         "| each of | with each of | text |", "|---|---|---|"]
     for text in legend["refused"]:
         sides, alike = {}, {}
@@ -165,9 +165,9 @@ def page(table, settled):
         for bs, ones in alike.items():
             lines.append(f"| {'; '.join(names[a] for a in ones)} | {'; '.join(names[b] for b in bs)} | \"{text[2]}\"" + (f"; {notes[text]}" if text in notes else "") + " |")
     lines += ["", "## Behind one interface", "",
-              "What uses these knows the interface alone, so that tests of the interface hold them together with every row.", ""]
+              "Users of these see only the interface, so tests of the interface cover them with every row.", ""]
     lines += [f"- {entry['name']}: {entry['interface']}" for entry in table["behind"]]
-    lines += ["", "What there is not at all is among [the refused keys](reference/configuration.md#refused-keys)."]
+    lines += ["", "Features that do not exist are listed under [the refused keys](reference/configuration.md#refused-keys)."]
     return "\n".join(lines) + "\n"
 
 
