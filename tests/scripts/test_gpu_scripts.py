@@ -946,8 +946,12 @@ class Parts(unittest.TestCase):
     def test_what_a_killed_suite_left_is_ended(self):
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
-            left, other = (processes.Command(["sleep", "100"], folder, {**os.environ, processes.MARK: str(folder / mark)}, folder / mark)
+            program = "import time\nprint('runs', flush=True)\ntime.sleep(100)"
+            left, other = (processes.Command([sys.executable, "-c", program], folder, {**os.environ, processes.MARK: str(folder / mark)}, folder / mark)
                            for mark in ("results", "others"))
+            for command in (left, other):  # The kernel shows no environment of a process that is about to start its program.
+                while not command.news():
+                    self.assertIsNone(command.wait(0.01))
             self.assertEqual(processes.end_marked(folder / "result"), 0)
             self.assertEqual(processes.end_marked(folder / "results"), 1)
             self.assertEqual(left.wait(5), -signal.SIGKILL)
