@@ -46,14 +46,20 @@ struct Place {
 constexpr float log2_of_e = 1.4426950408889634f;
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
+/// One of the eight 16-bit elements of a vector. The words are taken apart, because reading the vector through
+/// a T* is undefined: GCC may then read it before it is written.
+template <class T>
+__device__ __forceinline__ float element_of(const Vector16& vector, int i) {
+  return to_float(T{static_cast<std::uint16_t>(vector.words[i / 2] >> (i % 2 * 16))});
+}
+
 /// Multiplies eight 16-bit elements by eight others. Arguments are passed by value, so that each operand is
 /// one load; through a reference the compiler no longer knows the alignment and may load element by element.
 template <class T>
 __device__ __forceinline__ float dot_of(const Vector16 a, const Vector16 b) {
-  const T *x = reinterpret_cast<const T*>(&a), *y = reinterpret_cast<const T*>(&b);
   float sum = 0.0f;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) sum = fmaf(to_float(x[i]), to_float(y[i]), sum);
+  for (int i = 0; i < 8; ++i) sum = fmaf(element_of<T>(a, i), element_of<T>(b, i), sum);
   return sum;
 }
 
