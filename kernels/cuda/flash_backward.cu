@@ -46,8 +46,8 @@ struct Place {
 constexpr float log2_of_e = 1.4426950408889634f;
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
-/// One of the eight 16-bit elements of a vector. The words are taken apart, because reading the vector through
-/// a T* is undefined: GCC may then read it before it is written.
+/// One of the eight 16-bit elements of a vector. The words are taken apart, because reading the vector
+/// through a T* is undefined: GCC may then read it before it is written.
 template <class T>
 __device__ __forceinline__ float element_of(const Vector16& vector, int i) {
   return to_float(T{static_cast<std::uint16_t>(vector.words[i / 2] >> (i % 2 * 16))});
