@@ -311,7 +311,7 @@ submit() {
 }
 restarts() { slurm scontrol show job "$1" | grep -oE 'Restarts=[0-9]+' | cut -d= -f2; }
 restarted() { [ "$(restarts "$1")" -gt "$2" ]; }
-# goes_on NAME JOB RESTARTS: the job, which had been restarted so many times, saved, was queued again, and continues at the next step
+# goes_on NAME JOB RESTARTS: the job, restarted RESTARTS times before its signal, saved, was queued again, and continues at the next step
 goes_on() {
   local name=$1 job=$2 stopped
   within 90 restarted "$job" "$3" || { fail "$name: queued again"; slurm scontrol show job "$job" | head -8; return; }
