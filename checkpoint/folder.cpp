@@ -336,8 +336,8 @@ void RunFolder::require_own(const std::string& target) {
   const auto own = [&](std::uint64_t run) { return contains(lineage_, run); };
   if (std::any_of(others.begin(), others.end(), own)) return;
   throw CheckpointError(target +
-                        " is of another run, from which this one does not go on: give this one a folder of "
-                        "its own, or remove that checkpoint");
+                        " belongs to another run, which this run does not continue: give this run a folder "
+                        "of its own, or remove that checkpoint");
 }
 
 void RunFolder::remove_stale_folders(const std::string& own) {
@@ -399,8 +399,8 @@ void RunFolder::prepare(std::int64_t step, std::int64_t total_bytes) {
     }
     if (free_bytes < total_bytes) {
       throw CheckpointError(
-          fmt::format("the checkpoint needs {} bytes, and {} are free there: remove old ones by hand "
-                      "(retention follows a save), or save to another file system",
+          fmt::format("the checkpoint needs {} bytes, but only {} are free there: remove old ones by hand "
+                      "(retention removes them only after a save), or save to another file system",
                       total_bytes, free_bytes));
     }
   });

@@ -72,8 +72,8 @@ std::string fault_of(const std::vector<StoredRange>& ranges, int world) {
       return fmt::format("range {} is stored by rank {} of {}", i, range.rank, world);
     }
     if (range.begin != end || range.end <= range.begin) {
-      return fmt::format("range {} is of elements {} to {}, where element {} comes next", i, range.begin,
-                         range.end, end);
+      return fmt::format("range {} holds elements {} to {}, but has to begin at element {} and not be empty",
+                         i, range.begin, range.end, end);
     }
     end = range.end;
   }
@@ -84,7 +84,7 @@ std::string array_fault(const ArrayRecord& array, int world) {
   if (array.shapes.size() != (array.per_rank ? static_cast<std::size_t>(world) : 1)) {
     return fmt::format("it has {} shapes", array.shapes.size());
   }
-  if (array.per_rank) return array.ranges.empty() ? "" : "it is of each rank, and has ranges";
+  if (array.per_rank) return array.ranges.empty() ? "" : "it is stored per rank, so it cannot have ranges";
   if (std::string fault = fault_of(array.ranges, world); !fault.empty()) return fault;
   const std::int64_t end = array.ranges.empty() ? 0 : array.ranges.back().end;
   if (end != array.shapes[0].elements()) {
@@ -180,7 +180,7 @@ class UnitCheck {
       elements += elements_of(*box);
     }
     if (elements != tensor.shape.elements()) {
-      return fmt::format("of tensor {} {} of {} elements are stored", tensor.name, elements,
+      return fmt::format("tensor {}: only {} of {} elements are stored", tensor.name, elements,
                          tensor.shape.elements());
     }
     for (std::size_t a = 0; a < boxes.size(); ++a) {
@@ -325,10 +325,11 @@ std::vector<StoredRange> ranges_between(const std::vector<std::int64_t>& cuts) {
 std::string Layout::fault() const {
   std::int64_t ranks = 1;
   for (const AxisRecord& axis : mesh) {
-    if (axis.size < 1 || ranks > world / axis.size) return "its mesh is not of its ranks";
+    if (axis.size < 1 || ranks > world / axis.size)
+      return "the sizes of its mesh do not multiply to its number of ranks";
     ranks *= axis.size;
   }
-  if (ranks != world) return "its mesh is not of its ranks";
+  if (ranks != world) return "the sizes of its mesh do not multiply to its number of ranks";
   for (const SectionRecord& a : sections) {
     for (const SectionRecord& b : sections) {
       const std::int64_t large = std::max(a.block.elements, b.block.elements);

@@ -122,8 +122,8 @@ std::string advice_on_folder(FileSystem& files, const std::string& folder) {
   for (const DirectoryEntry& entry : entries) {
     if (entry.name.ends_with(".safetensors")) {
       return fmt::format(
-          "; {} is there, without the index that names files of other names: fetch the index, or name a file "
-          "that is whole by itself",
+          "; {} is there, but not the index that lists such files: fetch the index, or name a file that "
+          "holds all weights by itself",
           entry.name);
     }
   }

@@ -294,10 +294,10 @@ void RunLease::require_held() {
   const Record record = record_of(*text);
   if (record.token == impl_->token) return;
   if (text->empty()) return impl_->take();
-  throw CheckpointError(fmt::format(
-      "{} was taken over by {}, to which this run looked dead: it saves no more there, and what it has "
-      "saved stays",
-      impl_->folder, describe(record)));
+  throw CheckpointError(
+      fmt::format("{} was taken over by {}, which took this run for dead: this run saves nothing more there; "
+                  "what it has saved stays",
+                  impl_->folder, describe(record)));
 }
 
 }  // namespace tranche::checkpoint

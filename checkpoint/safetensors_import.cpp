@@ -196,8 +196,7 @@ void SafetensorsFolder::open_index(const std::string& path) {
     if (name.empty() || name.find('/') != std::string::npos) file.fail("is not the name of a file beside it");
     names.insert(name);
     if (names.size() > most_files)
-      file.fail(
-          fmt::format("is the name of one more than {} files, the most that an index may name", most_files));
+      file.fail(fmt::format("is one file too many: an index may name at most {} files", most_files));
   }
   for (const std::string& name : names) open_file(name, join_path(folder_, name));
   for (const auto& [tensor, file] : entries) {

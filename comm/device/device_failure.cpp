@@ -36,7 +36,7 @@ void DeviceFailure::fail(const std::string& what, const std::exception_ptr& erro
     }
     set(std::move(cause), peer);
   } catch (...) {
-    set("ended by a failure that memory did not suffice to tell", std::nullopt);
+    set("ended by a failure; no memory was left to describe it", std::nullopt);
   }
 }
 

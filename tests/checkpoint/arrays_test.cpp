@@ -230,7 +230,8 @@ TEST_F(ArraysTest, AManifestThatContradictsItselfIsRefused) {
   EXPECT_THAT(refused([](Manifest& m) { m.layout.arrays[2].ranges[1].rank = 0; }),
               HasSubstr("m: array 'half': rank 0 stores two ranges of it"));
   EXPECT_THAT(refused([](Manifest& m) { m.layout.arrays[2].ranges[1].begin = 10; }),
-              HasSubstr("m: array 'half': range 1 is of elements 10 to 33, where element 11 comes next"));
+              HasSubstr("m: array 'half': range 1 holds elements 10 to 33, but has to begin at element 11 "
+                        "and not be empty"));
   EXPECT_THAT(refused([](Manifest& m) { m.layout.arrays[6].shapes.pop_back(); }),
               HasSubstr("m: array 'draws': it has 2 shapes"));
   EXPECT_THAT(refused([](Manifest& m) { m.shards[1].array_offsets[2] = 1 << 30; }),

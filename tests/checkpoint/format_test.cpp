@@ -202,8 +202,8 @@ TEST(CheckpointManifest, SaysWhichKeyIsWrong) {
        "format is 'branche-checkpoint', not tranche-checkpoint"},
       {"\"stage\": 3", "\"stage\": 4", "stage is 4, which cannot be"},
       {"\"stage\": 3", "\"stage\": \"3\"", "stage is not an integer"},
-      {"\"world\": 2", "\"world\": 3", "its mesh is not of its ranks"},
-      {"\"size\":2", "\"size\":4", "its mesh is not of its ranks"},
+      {"\"world\": 2", "\"world\": 3", "the sizes of its mesh do not multiply to its number of ranks"},
+      {"\"size\":2", "\"size\":4", "the sizes of its mesh do not multiply to its number of ranks"},
       {"\"size\":2", "\"size\":0", "mesh[0].size is 0, which cannot be"},
       {"\"group\":[\"shard\"]", "\"group\":[\"tensor\"]",
        "unit 'embedding': buffer 'trainable' is spread over 'tensor', which is no axis of the mesh"},
@@ -226,13 +226,14 @@ TEST(CheckpointManifest, SaysWhichKeyIsWrong) {
       {"\"tensor\":0,\"offset\":0", "\"tensor\":0,\"offset\":0,\"box\":[[0,101,1,101],[0,4,2,4]]",
        "a box of tensor wte.weight does not lie in its shape [101, 7]"},
       {"\"tensor\":0,\"offset\":0", "\"tensor\":0,\"offset\":0,\"box\":[[0,101,1,101],[0,2,3,1]]",
-       "of tensor wte.weight 303 of 707 elements are stored"},
+       "tensor wte.weight: only 303 of 707 elements are stored"},
       {"\"tensor\":0,\"offset\":0", "\"tensor\":0,\"offset\":0,\"box\":[[0,101,1]]",
        "tensors[0].box[0] is not start, stride, count and block"},
       {"\"ranges\":[[0,0,", "\"ranges\":[[0,1,",
-       "range 0 is of elements 1 to 512, where element 0 comes next"},
+       "range 0 holds elements 1 to 512, but has to begin at element 0 and not be empty"},
       {"\"ranges\":[[0,0,", "\"ranges\":[[7,0,", "range 0 is stored by rank 7 of 2"},
-      {"\"ranges\":[[0,0,", "\"ranges\":[[0,0,0],[0,0,", "range 0 is of elements 0 to 0"},
+      {"\"ranges\":[[0,0,", "\"ranges\":[[0,0,0],[0,0,",
+       "range 0 holds elements 0 to 0, but has to begin at element 0 and not be empty"},
       {"\"ranges\":[[0,0,", "\"ranges\":[[0,0],[0,0,", "ranges[0] is not a rank and two elements"},
       {"\"aliases\":[\"lm_head.weight\"]", "\"aliases\":{}", "units[0].tensors[0].aliases is not an array"},
       {"\"name\":\"wte.weight\"", "\"name\":[]", "units[0].tensors[0].name is not a string"},
@@ -391,7 +392,7 @@ TEST(CheckpointManifest, ABoxedLayoutReadsBack) {
               HasSubstr("unit 'h': tensor h.qkv: boxes [0:20 by 8 of 4, 0:5] and [0:20 by 8 of 4, 0:5] have "
                         "elements in common"));
   EXPECT_THAT(refused([&](Layout& l) { split(l).instances.pop_back(); }),
-              HasSubstr("of tensor h.qkv 60 of 120 elements are stored"));
+              HasSubstr("tensor h.qkv: only 60 of 120 elements are stored"));
   EXPECT_THAT(refused([&](Layout& l) { split(l).instances.push_back(split(l).instances[0]); }),
               HasSubstr("tensor h.qkv is stored more than once"));
   EXPECT_THAT(

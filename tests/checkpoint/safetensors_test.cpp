@@ -210,8 +210,10 @@ TEST_F(SafetensorsTest, SaysWhatIsWrongWithAFolder) {
               HasSubstr("model.safetensors.index.json; pytorch_model.bin is in another format: open "
                         "the model with transformers, whose save_pretrained() writes safetensors"));
   write("empty/model-00001-of-00002.safetensors", "");
-  EXPECT_THAT(refused("empty"),
-              HasSubstr("index.json; model-00001-of-00002.safetensors is there, without the index"));
+  EXPECT_THAT(
+      refused("empty"),
+      HasSubstr(
+          "index.json; model-00001-of-00002.safetensors is there, but not the index that lists such files"));
   const std::string one = file_of(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", "x");
   write("index/m1.safetensors", one);
   write("index/m2.safetensors", one);
@@ -231,7 +233,8 @@ TEST_F(SafetensorsTest, SaysWhatIsWrongWithAFolder) {
   for (int file = 0; file < 60'000; ++file)
     many += (file == 0 ? "" : ",") + ("\"t" + std::to_string(file) + "\":\"f" + std::to_string(file) + "\"");
   write("index/model.safetensors.index.json", "{\"weight_map\":{" + many + "}}");
-  EXPECT_THAT(refused("index"), HasSubstr("weight_map.t4096 is the name of one more than 4096 files"));
+  EXPECT_THAT(refused("index"),
+              HasSubstr("weight_map.t4096 is one file too many: an index may name at most 4096 files"));
   write("index/model.safetensors.index.json", "{}");
   EXPECT_THAT(refused("index"), HasSubstr("weight_map is missing"));
 }

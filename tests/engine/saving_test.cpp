@@ -216,7 +216,8 @@ TEST_F(Saving, ARunRemovesAndReplacesOnlyWhatItAndItsAncestorsWrote) {
   on_ranks(run, [&](Engine& engine, Runtime& runtime) {  // an unrelated run
     step_to(engine, runtime, 2);
     EXPECT_THAT(message_of<CheckpointError>([&] { engine.save(path(), one); }),
-                HasSubstr("step-00000002 is of another run, from which this one does not go on"));
+                HasSubstr("step-00000002 belongs to another run, which this run does not continue: give this "
+                          "run a folder"));
     step_to(engine, runtime, 3);
     engine.save(path(), one);
   });
