@@ -18,8 +18,8 @@ std::string ask_for_launch_queues() {
   if (before.empty()) return {};
   return std::string(variable) + " was '" + before + "' in the environment and has been set to " +
          std::to_string(launch_queues) +
-         ": streams that share one of fewer queues wait for each other, and one that waits for the host "
-         "would hold up the work which the host waits for; leave the variable out";
+         ": with fewer queues, streams share them and wait for each other, and a stream that waits for the "
+         "host would block the work that the host is waiting for; unset the variable";
 }
 
 std::string launch_queue_warning(const Device& device) {

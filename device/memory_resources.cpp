@@ -33,14 +33,13 @@ void* LimitResource::allocate(const AllocationRequest& request) {
     if (request.bytes > limit_ - held || aligned_bytes(request.bytes) > limit_ - held) {
       const std::string doing = ledger_ != nullptr ? ledger_->doing() : "";
       throw OutOfMemory(
-          fmt::format(
-              "{}{}'{}' ({}) asks for {} ({} B) of {} memory, but of the limit of {} ({} B) {} ({} B) are "
-              "held and only {} are left; {}, or raise the limit{}{}",
-              doing, doing.empty() ? "" : ": ", request.tag, name_of(request.category),
-              format_bytes(request.bytes), request.bytes, name_of(tier()), format_bytes(limit_), limit_,
-              format_bytes(held), held, format_bytes(limit_ - held),
-              detail::memory_advice(tier(), request.category), ledger_ != nullptr ? "\n" : "",
-              ledger_ != nullptr ? ledger_->table() : ""),
+          fmt::format("{}{}'{}' ({}) asks for {} ({} B) of {} memory, but the limit is {} ({} B), of which "
+                      "{} ({} B) are held and only {} are left; {}, or raise the limit{}{}",
+                      doing, doing.empty() ? "" : ": ", request.tag, name_of(request.category),
+                      format_bytes(request.bytes), request.bytes, name_of(tier()), format_bytes(limit_),
+                      limit_, format_bytes(held), held, format_bytes(limit_ - held),
+                      detail::memory_advice(tier(), request.category), ledger_ != nullptr ? "\n" : "",
+                      ledger_ != nullptr ? ledger_->table() : ""),
           true);
     }
     if (held_.compare_exchange_weak(held, held + aligned_bytes(request.bytes))) break;

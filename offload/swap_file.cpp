@@ -104,13 +104,12 @@ std::int64_t SwapFile::reserve(std::int64_t bytes, Category category, std::strin
   if (limit > 0 && rounded > limit - self.bytes) {
     const std::string doing = self.ledger.doing();
     throw OutOfMemory(
-        fmt::format(
-            "{}{}'{}' ({}) asks for {} ({} B) of nvme memory, but of the limit of {} ({} B) {} ({} B) "
-            "are held and only {} are left; use more ranks, keep part of the state in memory "
-            "(offload_optimizer.ratio), or raise the limit\n{}",
-            doing, doing.empty() ? "" : ": ", tag, name_of(category), format_bytes(bytes), bytes,
-            format_bytes(limit), limit, format_bytes(self.bytes), self.bytes,
-            format_bytes(limit - self.bytes), self.ledger.table()),
+        fmt::format("{}{}'{}' ({}) asks for {} ({} B) of nvme memory, but the limit is {} ({} B), of which "
+                    "{} ({} B) are held and only {} are left; use more ranks, keep part of the state in "
+                    "memory (offload_optimizer.ratio), or raise the limit\n{}",
+                    doing, doing.empty() ? "" : ": ", tag, name_of(category), format_bytes(bytes), bytes,
+                    format_bytes(limit), limit, format_bytes(self.bytes), self.bytes,
+                    format_bytes(limit - self.bytes), self.ledger.table()),
         true);
   }
   const std::int64_t offset = self.bytes;

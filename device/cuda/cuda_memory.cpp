@@ -33,7 +33,7 @@ void check_request(const AllocationRequest& request) {
       fmt::format("'{}' ({}) asks for {} ({} B) of device memory, which {} refused: {}, and this rank holds "
                   "{} ({} B), {} of it given out; {}",
                   request.tag, name_of(request.category), format_bytes(request.bytes), request.bytes, call,
-                  known ? fmt::format("of the {} of the GPU {} ({} B) are free",
+                  known ? fmt::format("the GPU has {}, of which {} ({} B) are free",
                                       format_bytes(static_cast<std::int64_t>(total)),
                                       format_bytes(static_cast<std::int64_t>(free)), free)
                         : "the GPU does not say what is free",

@@ -622,7 +622,7 @@ TEST(EngineReports, RunningOutAtTheStartNamesTheUnitAndComparesTheStages) {
     if (rank == 0) text = heard;
   });
   EXPECT_THAT(text, AllOf(HasSubstr("start of "), HasSubstr(" asks for "),
-                          HasSubstr("of the limit of 72.00 KiB"), HasSubstr("device memory"),
+                          HasSubstr("but the limit is 72.00 KiB"), HasSubstr("device memory"),
                           HasSubstr("at stage 0 (this one), "), HasSubstr(" at stage 3;")));
 }
 
@@ -654,12 +654,12 @@ TEST(EngineReports, OneRankThatRunsOutTellsTheOthers) {
       heard[static_cast<std::size_t>(rank)] =
           rank == 1 || at_start ? message_of<OutOfMemory>(call) : message_of<CommunicationError>(call);
     });
-    EXPECT_THAT(heard[1], AllOf(HasSubstr("of the limit of 1.00 MiB"), HasSubstr(" asks for "),
+    EXPECT_THAT(heard[1], AllOf(HasSubstr("but the limit is 1.00 MiB"), HasSubstr(" asks for "),
                                 ::testing::Not(HasSubstr("another type of error"))));
     for (const int rank : {0, 2}) {
       EXPECT_THAT(heard[static_cast<std::size_t>(rank)],
                   AllOf(HasSubstr(at_start ? "rank 1 ran out of memory: " : "rank 1 failed"),
-                        HasSubstr("of the limit of 1.00 MiB")));
+                        HasSubstr("but the limit is 1.00 MiB")));
     }
   }
 }

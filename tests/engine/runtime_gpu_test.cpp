@@ -59,7 +59,7 @@ TEST(RuntimeBudgetsOnGpus, MayBeTooSmallForMeeting) {
     options.log_level = LogLevel::off;
     options.host_memory_limit = 4096;
     EXPECT_THAT(message_of<OutOfMemory>([&] { const Runtime runtime(options, factory); }),
-                HasSubstr("of the limit of 4.00 KiB"));
+                HasSubstr("but the limit is 4.00 KiB"));
   });
 }
 

@@ -50,7 +50,7 @@ TEST(RuntimeBudgets, HostMemoryIsRefusedBeforeItIsTaken) {
   const std::string text = message_of<OutOfMemory>(
       [&] { const Buffer more(runtime.memory(Tier::host), 500 << 10, Category::gradients, "gradients"); });
   EXPECT_THAT(text, AllOf(HasSubstr("'gradients' (gradients) asks for 500.00 KiB (512000 B) of host memory"),
-                          HasSubstr("of the limit of 1.00 MiB (1048576 B) 600.00 KiB"),
+                          HasSubstr("but the limit is 1.00 MiB (1048576 B), of which 600.00 KiB"),
                           HasSubstr("only 424.00 KiB are left"), HasSubstr("optimizer")))
       << "with the ledger's table";
   EXPECT_EQ(runtime.ledger().total(Tier::host), 600 << 10) << "nothing was tracked";
@@ -336,10 +336,10 @@ TEST(RuntimeFromConfig, HonoursTheKeysAndKeepsTheConfiguration) {
   EXPECT_THAT(message_of<OutOfMemory>([&] {
                 const Buffer much(runtime.memory(Tier::device), 21 << 20, Category::other, "much");
               }),
-              HasSubstr("of the limit of 20.00 MiB"));
+              HasSubstr("but the limit is 20.00 MiB"));
   EXPECT_THAT(message_of<OutOfMemory>(
                   [&] { const Buffer much(runtime.memory(Tier::host), 8 << 20, Category::other, "much"); }),
-              HasSubstr("of the limit of 7.00 MiB"))
+              HasSubstr("but the limit is 7.00 MiB"))
       << "what the configuration leaves open is as the program says";
   EXPECT_THAT(message_of<LogicError>([] { (void)Runtime({}, make_self_communicator).config(); }),
               HasSubstr("that was not made by Runtime::from_config()"));

@@ -122,8 +122,9 @@ TEST_F(SwapFileTest, RefusesBeyondTheLimitBeforeBooking) {
   ledger_.set_phase("start", "h.2");
   const auto error = caught<OutOfMemory>([&] { file.reserve(4097, Category::optimizer, "second"); });
   EXPECT_TRUE(error.of_budget());
-  for (const char* text : {"start of h.2: 'second' (optimizer) asks for", "(4097 B) of nvme memory",
-                           "of the limit of 9.77 KiB (10000 B)", "(4096 B) are held", "raise the limit"}) {
+  for (const char* text :
+       {"start of h.2: 'second' (optimizer) asks for", "(4097 B) of nvme memory",
+        "but the limit is 9.77 KiB (10000 B), of which", "(4096 B) are held", "raise the limit"}) {
     EXPECT_THAT(error.message(), HasSubstr(text));
   }
   EXPECT_EQ(ledger_.total(Tier::nvme), 4096);

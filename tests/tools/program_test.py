@@ -759,7 +759,7 @@ def run_out():
               "--max-seconds", "100"]
     def runs_out(ranks, rank, step, texts):
         expect(TINY + budget + ["--debug-out-of-memory", f"{rank}:{step}"], 0 if ranks == 1 else ranks, 3,
-               texts + ["of the limit of 40.00 MiB (41943040 B)", "device memory", "total"])
+               texts + ["but the limit is 40.00 MiB (41943040 B)", "device memory", "total"])
 
     side_by_side(3, [
         (runs_out, 2, 1, 1, ["[rank 1] ", "(activations) asks for"]),
@@ -767,7 +767,7 @@ def run_out():
         (runs_out, 3, 2, 2, ["[rank 2] forward: 'residual' (activations) asks for", "rank 2 failed"]),
         # On all ranks at once: no rank can hold the state, which is reported once.
         (expect, TINY + ["--device-memory", "9MiB", "--stage", "0"], 3, 3,
-         ["asks for", "of the limit of 9.00 MiB", "at stage 0 (this one)", "at stage 3"], "tranche: "),
+         ["asks for", "but the limit is 9.00 MiB", "at stage 0 (this one)", "at stage 3"], "tranche: "),
         (runs_out, 1, 0, 0, ["start of embedding: 'embedding parameters' (parameters)"])])
 
 
