@@ -70,15 +70,16 @@ cpu::MatmulCall checked(std::string_view kernel, Stream& stream, const MatmulOpt
 void check_continues(const MatmulOptions& options, const cpu::MatmulCall& call, DeviceKind device) {
   const SumOrder order = matmul_sum_order(device, call.dtype);
   if (!order.ascending) {
-    refuse("matmul", fmt::format("sums cannot go on: {} does not add up in ascending order",
+    refuse("matmul", fmt::format("sums cannot be continued: {} does not add in ascending order",
                                  matmul_path(device, call.dtype)));
   }
   if (call.c_dtype != DataType::float32 || options.accumulate) {
-    refuse("matmul", "sums that go on are in an fp32 `c`, and are not accumulated beside");
+    refuse("matmul", "continued sums need an fp32 `c`, and exclude `accumulate`");
   }
   if (call.k % order.step != 0 && options.transpose_b) {
     refuse("matmul",
-           fmt::format("sums go on by {} values of k at a time, which do not divide {}", order.step, call.k));
+           fmt::format("sums are continued by {} values of k at a time, and k = {} is not a multiple of that",
+                       order.step, call.k));
   }
 }
 

@@ -28,18 +28,18 @@ void check_common(std::string_view kernel, const RuleOperands& of) {
   // The rounding must suit the format of the master weights.
   const bool fp32 = of.master.dtype == DataType::float32, halves = of.master.dtype == DataType::uint16;
   if (halves && of.weight.data == nullptr) {
-    refuse(kernel, "a master of lower halves comes without `weight`, which has the upper ones");
+    refuse(kernel, "`master` holds lower halves, so `weight`, which holds the upper ones, must be given");
   }
   if ((!fp32 || of.rounding != WeightRounding::nearest_even) && of.weight.data != nullptr) {
     check_dtype(kernel, "weight", of.weight.dtype, {DataType::bfloat16});
   }
   if (halves != (of.rounding == WeightRounding::half_away) &&
       !(fp32 && of.rounding == WeightRounding::half_away)) {
-    refuse(kernel, halves ? "a master of lower halves is rounded halves away from zero"
-                          : "a bf16 master is rounded to even or at random");
+    refuse(kernel, halves ? "a `master` of lower halves needs the rounding half_away"
+                          : "a bf16 `master` needs the rounding nearest_even or stochastic");
   }
   if (of.rounding == WeightRounding::stochastic && (fp32 || of.rounding_key == nullptr)) {
-    refuse(kernel, fp32 ? "an fp32 master is not rounded at random" : "`rounding_key` is null");
+    refuse(kernel, fp32 ? "an fp32 `master` cannot be rounded stochastically" : "`rounding_key` is null");
   }
 }
 

@@ -95,8 +95,8 @@ void require_no_others(const JsonNode& root) {
                           "no_rope_layers", "attention_chunk_size", "num_local_experts", "num_experts"}) {
     if (root[key]) {
       root[key].fail(
-          fmt::format("is {}: no architecture of the Llama family has it; remove the key where "
-                      "the weights were trained without",
+          fmt::format("is {}: no architecture of the Llama family has it; remove the key where the weights "
+                      "were trained without it",
                       detail::brief_json(root[key].json())));
     }
   }
@@ -107,10 +107,8 @@ RopeScaling read_scaling(const JsonNode& block) {
   const JsonNode type = block["rope_type"] ? block["rope_type"] : block["type"];
   const std::string kind = type.text();
   if (kind != "default" && kind != "linear" && kind != "llama3") {
-    type.fail(
-        fmt::format("is \"{}\": of the kinds of rotary positions default, linear and llama3 can be "
-                    "trained here",
-                    kind));
+    type.fail(fmt::format(
+        "is \"{}\": only the rotary position types default, linear and llama3 can be trained here", kind));
   }
   block.allow({"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "low_freq_factor",
                "high_freq_factor", "original_max_position_embeddings"});
@@ -261,7 +259,7 @@ LlamaConfig LlamaConfig::from_json(std::string_view text, std::string_view file)
   const JsonNode root = JsonNode::read<ConfigurationError>(text, file);
   LlamaConfig config = defaults_of(read_kind(root));
   require_value(root["hidden_act"], "silu", "another activation");
-  require_value(root["pretraining_tp"], 1, "sums in slices are not transformers' any more");
+  require_value(root["pretraining_tp"], 1, "transformers no longer computes sums in slices");
   require_no_others(root);
 
   config.layers = root["num_hidden_layers"].integer_or(config.layers, 1, most_layers);

@@ -40,9 +40,9 @@ class Muon final : public Optimizer {
     require_state_format("Muon", moments);
     for (const char* own : {"muon_lr", "adam_lr"}) {
       if (!std::isfinite(values.number(own)) || learning_rate > 0) continue;
-      throw InvalidArgument(
-          fmt::format("Muon: {} is a rate beside lr, which schedules set; lr has to be above 0, not {}", own,
-                      learning_rate));
+      throw InvalidArgument(fmt::format(
+          "Muon: {} is taken relative to lr, which schedules set, so lr has to be above 0, not {}", own,
+          learning_rate));
     }
     step_values_.set("weight_decay", values.number("weight_decay"));
     adam_ = make_rule_optimizer("AdamW",
@@ -86,9 +86,8 @@ class Muon final : public Optimizer {
     }
     if (matrices == 0) {
       throw InvalidArgument(
-          "Muon: the model says of no tensor that is trained that it is a hidden matrix "
-          "(TensorSpec::matrices), so "
-          "that all of it is AdamW's; name AdamW, or tag the matrices");
+          "Muon: the model marks none of its trained tensors as a hidden matrix (TensorSpec::matrices), so "
+          "AdamW would update all of them; choose AdamW, or mark the matrices");
     }
     return fmt::format("Muon {} tensors of {} matrices ({} elements), AdamW {} tensors ({} elements)",
                        count[0], matrices, elements[0], count[1], elements[1]);

@@ -288,7 +288,7 @@ void onednn_sgemm(const SgemmArguments& s) {
   const dnnl_status_t status =
       onednn().sgemm(s.transpose_a ? 'T' : 'N', s.transpose_b ? 'T' : 'N', s.m, s.n, s.k, s.alpha, s.a,
                      s.stride_a, s.b, s.stride_b, s.beta, s.c, s.stride_c);
-  if (status != dnnl_success) throw Error("oneDNN refused an fp32 GEMM that it should have");
+  if (status != dnnl_success) throw Error("oneDNN refused an fp32 GEMM that it should support");
 }
 
 std::string_view onednn_bf16_path() {

@@ -22,7 +22,7 @@ void probe_product(const std::string& library, Multiply&& multiply) {
     b[static_cast<std::size_t>(i)] = static_cast<float>(i % 5 - 2);
   }
   bool right = multiply(a.data(), b.data(), c.data(), n);
-  const std::string did = right ? "multiplies wrongly" : "refuses a product that it has";
+  const std::string did = right ? "multiplies wrongly" : "refuses a product that it should support";
   for (std::int64_t i = 0; right && i < n; ++i) {
     for (std::int64_t j = 0; j < n; ++j) {
       float sum = 0;
@@ -36,7 +36,7 @@ void probe_product(const std::string& library, Multiply&& multiply) {
   throw Error(
       library + " " + did +
       " in this process: another library that was loaded has symbols of the same names, and they have taken "
-      "the place of this one's (LD_DEBUG=bindings shows whose; LD_PRELOAD is a usual way)");
+      "the place of this one's (LD_DEBUG=bindings shows which library; LD_PRELOAD is a usual cause)");
 }
 
 }  // namespace tranche::kernels::cpu

@@ -12,8 +12,8 @@ struct Adagrad {
   static constexpr std::string_view kernel = "adagrad_update";
   static constexpr double learning_rate = 1e-2;
   static constexpr RuleOption options[] = {
-      number_option("lr_decay", 0, not_negative, "the rate is divided by 1 + (update - 1) of it"),
-      number_option("eps", 1e-10, not_negative, "beside the root of the sum"),
+      number_option("lr_decay", 0, not_negative, "the rate is divided by 1 + (update - 1) * lr_decay"),
+      number_option("eps", 1e-10, not_negative, "added to the root of the sum"),
       number_option("weight_decay", 0, not_negative, "added to the gradient"),
       number_option("initial_accumulator_value", 0, not_negative, "the sum begins at it")};
   /// The sum grows, so bf16 would lose small squares.

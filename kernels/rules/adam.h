@@ -16,7 +16,7 @@ struct Adam {
   static constexpr double learning_rate = 1e-3;
   static constexpr RuleOption options[] = {
       pair_option("betas", 0.9, 0.999, share_range, "decay of the moments"),
-      number_option("eps", 1e-8, not_negative, "beside the root of the second moment"),
+      number_option("eps", 1e-8, not_negative, "added to the root of the second moment"),
       number_option("weight_decay", 0, not_negative, "decoupled in AdamW, added to the gradient in Adam"),
       flag_option("adam_w_mode", true, "Adam with this is AdamW, as in DeepSpeed"),
       flag_option("amsgrad", false, "divides by the greatest second moment so far")};

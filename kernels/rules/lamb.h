@@ -17,7 +17,7 @@ struct Lamb {
   static constexpr double learning_rate = 1e-3;
   static constexpr RuleOption options[] = {
       pair_option("betas", 0.9, 0.999, share_range, "decay of the moments"),
-      number_option("eps", 1e-8, not_negative, "beside the root of the second moment"),
+      number_option("eps", 1e-8, not_negative, "added to the root of the second moment"),
       number_option("weight_decay", 0, not_negative, "part of the direction whose norm counts"),
       number_option("max_coeff", no_bound, not_negative, "largest trust ratio (DeepSpeed: 10)"),
       number_option("min_coeff", no_bound, not_negative, "least trust ratio (DeepSpeed: 0.01)")};

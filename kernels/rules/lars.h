@@ -15,7 +15,7 @@ struct Lars {
       number_option("momentum", 0.9, not_negative, "share of the last step in the next; 0 keeps no state"),
       number_option("weight_decay", 0, not_negative, "added to the gradient"),
       number_option("trust_coefficient", 0.001, not_negative, "multiplies the trust ratio"),
-      number_option("eps", 0, not_negative, "beside the direction's norm"),
+      number_option("eps", 0, not_negative, "added to the direction's norm"),
       flag_option("nesterov", false, "Nesterov's form of momentum")};
   static constexpr RuleState states[] = {{"momentum_buffer"}};
   static constexpr unsigned slots[] = {0b0, 0b1};

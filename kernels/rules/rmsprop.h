@@ -13,7 +13,7 @@ struct RmsProp {
   static constexpr double learning_rate = 1e-2;
   static constexpr RuleOption options[] = {
       number_option("alpha", 0.99, share_range, "decay of the mean square"),
-      number_option("eps", 1e-8, not_negative, "beside the root of the mean square"),
+      number_option("eps", 1e-8, not_negative, "added to the root of the mean square"),
       number_option("weight_decay", 0, not_negative, "added to the gradient"),
       number_option("momentum", 0, not_negative,
                     "share of the last direction in the next; 0 keeps no buffer"),

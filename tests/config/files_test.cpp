@@ -162,9 +162,8 @@ TEST(ConfigFiles, ChoicesAreTexts) {
   EXPECT_EQ(problems(R"({"optimizer": {"type": "Muon", "params": {"ns_coefficients": "kelly"}}})"),
             "configuration: optimizer.params.ns_coefficients: 'kelly' is not one of polar_express, keller");
   EXPECT_EQ(problems(R"({"optimizer": {"type": "Muon", "params": {"lr": 0, "muon_lr": 0.1}}})"),
-            "configuration: optimizer.params: Muon: muon_lr is a rate beside lr, which schedules set; lr has "
-            "to be above "
-            "0, not 0");
+            "configuration: optimizer.params: Muon: muon_lr is taken relative to lr, which schedules set, so "
+            "lr has to be above 0, not 0");
 }
 
 TEST(ConfigFiles, ParametersBelongToTheirType) {

@@ -231,8 +231,8 @@ TEST(WholeMatrices, AreRefusedWhereTheyCannotBe) {
   OddRun run = muon(1, 1);
   run.frozen = false;
   EXPECT_EQ(refusal(run, untagged),
-            "optimizer Muon: the model says of no tensor that is trained that it is a hidden matrix "
-            "(TensorSpec::matrices), so that all of it is AdamW's; name AdamW, or tag the matrices");
+            "optimizer Muon: the model marks none of its trained tensors as a hidden matrix "
+            "(TensorSpec::matrices), so AdamW would update all of them; choose AdamW, or mark the matrices");
 }
 
 // The stage in the middle, which does not hold the tensor, refuses with the same text.

@@ -59,7 +59,7 @@ TEST(ProductProbe, AcceptsWhatIsRightAndNamesTheCauseOfWhatIsNot) {
                 probe_product("Some BLAS",
                               [](const float*, const float*, float*, std::int64_t) { return false; });
               }),
-              HasSubstr("Some BLAS refuses a product that it has in this process"));
+              HasSubstr("Some BLAS refuses a product that it should support in this process"));
 }
 
 }  // namespace

@@ -461,14 +461,15 @@ TEST(MasterWeights, CostTheirBytesAndRefuseWhatDoesNotFit) {
     });
   };
   using Rounding = WeightRounding;
-  EXPECT_EQ(refused({DataType::uint16, Rounding::half_away, false}),
-            "adam_update: a master of lower halves comes without `weight`, which has the upper ones");
+  EXPECT_EQ(
+      refused({DataType::uint16, Rounding::half_away, false}),
+      "adam_update: `master` holds lower halves, so `weight`, which holds the upper ones, must be given");
   EXPECT_EQ(refused({DataType::uint16, Rounding::nearest_even, true}),
-            "adam_update: a master of lower halves is rounded halves away from zero");
+            "adam_update: a `master` of lower halves needs the rounding half_away");
   EXPECT_EQ(refused({DataType::bfloat16, Rounding::half_away, false}),
-            "adam_update: a bf16 master is rounded to even or at random");
+            "adam_update: a bf16 `master` needs the rounding nearest_even or stochastic");
   EXPECT_EQ(refused({DataType::float32, Rounding::stochastic, true}),
-            "adam_update: an fp32 master is not rounded at random");
+            "adam_update: an fp32 `master` cannot be rounded stochastically");
   EXPECT_EQ(refused({DataType::bfloat16, Rounding::stochastic, false}, false),
             "adam_update: `rounding_key` is null");
   EXPECT_EQ(refused({DataType::bfloat16, Rounding::stochastic, true}), "nothing was thrown");

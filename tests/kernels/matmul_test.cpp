@@ -480,18 +480,18 @@ TEST(Matmul, SumsThatCannotGoOnAreRefused) {
   const auto bf16 = DataType::bfloat16, fp32 = DataType::float32;
   if (!matmul_sum_order(DeviceKind::cpu, fp32).ascending) {
     EXPECT_EQ(refused(fp32, fp32, 2, false, false),
-              "matmul: sums cannot go on: " + std::string(matmul_path(DeviceKind::cpu, fp32)) +
-                  " does not add up in ascending order");
+              "matmul: sums cannot be continued: " + std::string(matmul_path(DeviceKind::cpu, fp32)) +
+                  " does not add in ascending order");
   }
   const SumOrder order = matmul_sum_order(DeviceKind::cpu, bf16);
   if (!order.ascending) return;
   EXPECT_EQ(refused(bf16, bf16, 2, false, false),
-            "matmul: sums that go on are in an fp32 `c`, and are not accumulated beside");
+            "matmul: continued sums need an fp32 `c`, and exclude `accumulate`");
   EXPECT_EQ(refused(bf16, fp32, 2, false, true),
-            "matmul: sums that go on are in an fp32 `c`, and are not accumulated beside");
+            "matmul: continued sums need an fp32 `c`, and exclude `accumulate`");
   if (order.step == 1) return;
   EXPECT_EQ(refused(bf16, fp32, 3, true, false),
-            "matmul: sums go on by 2 values of k at a time, which do not divide 3");
+            "matmul: sums are continued by 2 values of k at a time, and k = 3 is not a multiple of that");
 }
 
 }  // namespace

@@ -209,7 +209,7 @@ TEST(LibTorchErrors, SayWhatToDo) {
   expect(refusal(*net, {.matrices = {{"layers.*.up.weight", 5}}, .config = config}), "5 matrices");
   other = config;
   other.optimizer.type = "Muon";
-  expect(refusal(*net, {.config = other}), "name AdamW, or tag the matrices");
+  expect(refusal(*net, {.config = other}), "choose AdamW, or mark the matrices");
   other = config;
   other.frozen = {"layer.*"};
   expect(refusal(*net, {.config = other}), "pattern 'layer.*' in tranche.frozen");

@@ -209,7 +209,7 @@ TEST(LlamaConfig, RefusesOtherArchitecturesNamingKeyAndFile) {
 
 TEST(LlamaConfig, RefusesWhatChangesNumbersAndIsNotSupported) {
   EXPECT_THAT(refusal_with("llama", R"("pretraining_tp": 2)"),
-              HasSubstr("pretraining_tp is 2: sums in slices"));
+              HasSubstr("pretraining_tp is 2: transformers no longer computes sums in slices"));
   EXPECT_THAT(refusal_with("llama", R"("partial_rotary_factor": 0.5)"),
               HasSubstr("partial_rotary_factor is 0.5"));
   for (const char* key : {"logits_scaling", "logit_scale", "attention_multiplier", "embedding_multiplier",
@@ -242,7 +242,7 @@ TEST(LlamaConfig, RefusesRotaryPositionsOfOtherKinds) {
         refusal_with("llama",
                      std::string(R"("rope_scaling": {"factor": 2.0, "rope_type": ")") + kind + "\"}"),
         HasSubstr(std::string("rope_scaling.rope_type is \"") + kind +
-                  "\": of the kinds of rotary positions default, linear and llama3 can be trained here"));
+                  "\": only the rotary position types default, linear and llama3 can be trained here"));
   }
   EXPECT_THAT(refusal_with("llama", R"("rope_scaling": {"rope_type": "linear"})"),
               HasSubstr("rope_scaling.factor is missing"));

@@ -179,9 +179,8 @@ TEST(Muon, SaysWhatItDoesWithWhichTensors) {
   EXPECT_EQ(message_of<InvalidArgument>([&] {
               (void)optimizer->routing({tensors, 1});
             }),
-            "Muon: the model says of no tensor that is trained that it is a hidden matrix "
-            "(TensorSpec::matrices), so "
-            "that all of it is AdamW's; name AdamW, or tag the matrices");
+            "Muon: the model marks none of its trained tensors as a hidden matrix (TensorSpec::matrices), so "
+            "AdamW would update all of them; choose AdamW, or mark the matrices");
   EXPECT_TRUE(optimizer->needs_whole_matrices(tensors[1]));
   EXPECT_FALSE(optimizer->needs_whole_matrices(table));
   EXPECT_EQ(optimizer->state(tensors[1]).size(), 1U);
@@ -236,7 +235,7 @@ TEST(Muon, RefusesWhatIsOutOfRange) {
   EXPECT_EQ(refusal({{"ns_steps", 0}}), "Muon: ns_steps is 0; it must be a whole number from 1 to 100");
   EXPECT_EQ(refusal({{"adjust_lr_fn", 2}}), "Muon: adjust_lr_fn is choice 2 of 2");
   EXPECT_EQ(refusal({{"muon_lr", 0.1}}, 0),
-            "Muon: muon_lr is a rate beside lr, which schedules set; lr has to be above 0, not 0");
+            "Muon: muon_lr is taken relative to lr, which schedules set, so lr has to be above 0, not 0");
   EXPECT_EQ(refusal({}, 0.1, DataType::float16),
             "Muon: moments can be kept in fp32, bf16 or block8, not fp16");
 }

@@ -15,7 +15,7 @@ struct Adan {
   static constexpr RuleOption options[] = {
       pair_option("betas", 0.98, 0.92, share_range, "decay of the mean gradient and of the mean difference"),
       number_option("beta3", 0.99, share_range, "decay of the mean square"),
-      number_option("eps", 1e-8, not_negative, "beside the root of the mean square"),
+      number_option("eps", 1e-8, not_negative, "added to the root of the mean square"),
       number_option("weight_decay", 0, not_negative, "divides the new weight by 1 + lr times it")};
   static constexpr RuleState states[] = {
       {"exp_avg"}, {"exp_avg_diff"}, {"exp_avg_sq", true, true}, {"previous"}};
