@@ -230,7 +230,7 @@ void read_cuts(const Values& values, Config& config, Problems& problems) {
   } else {
     problems.add(
         fmt::format("tranche.pipeline_cuts: expected balanced, equal, parameters, or a list with the number "
-                    "of the first unit of each stage or chunk but the first, not {}",
+                    "of the first unit of every stage (or chunk) except the first one, not {}",
                     cuts->dump()));
   }
 }
@@ -310,15 +310,15 @@ void read_partition(const Values& values, Config& config, Problems& problems) {
     cuts = PipelineCuts::parameters;
   } else if (method == "best") {
     config.notes.emplace_back(
-        "pipeline.partition: best is tranche.pipeline_cuts balanced: the largest share of a stage is the "
-        "least that there is, by the operations of forward");
+        "pipeline.partition: best is taken as tranche.pipeline_cuts balanced: the largest stage gets as few "
+        "forward operations as possible");
   } else {
     problems.add(fmt::format("pipeline.partition: '{}' is not one of uniform, parameters, best", *given));
     return;
   }
   if (values.has("tranche.pipeline_cuts") && cuts != config.pipeline_cuts) {
     problems.add(
-        fmt::format("pipeline.partition: {} is tranche.pipeline_cuts {}, which is {} in the same "
+        fmt::format("pipeline.partition: {} means tranche.pipeline_cuts {}, but that key is {} in the same "
                     "configuration; give one of the two",
                     *given, name_of(cuts), values.json("tranche.pipeline_cuts")->dump()));
     return;

@@ -165,7 +165,7 @@ constexpr ConfigKey keys[] = {
     block_of("zero_optimization", "what is sharded and how it moves"),
     no_meaning("zero_optimization.load_from_fp32_weights", "checkpoints hold fp32 master weights"),
     field<&Config::stage>("zero_optimization.stage",
-        "0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters are sharded").within({.least = 0, .most = 3, .wrong = "stage is 0 to 3, not {0}"}),
+        "what is sharded: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters").within({.least = 0, .most = 3, .wrong = "stage is 0 to 3, not {0}"}),
     field<&Config::quantized_gradients>("zero_optimization.zero_quantized_gradients",
         "gradients travel as int8 blocks of 256 elements (qgZ), in every stage").written_if_set(),
     field<&Config::quantized_weights>("zero_optimization.zero_quantized_weights",
@@ -175,7 +175,7 @@ constexpr ConfigKey keys[] = {
     field<&Config::allgather_bucket_elements>("zero_optimization.allgather_bucket_size",
         "elements gathered at once").may_be_auto().zero_for_default().at_least(1).quiet(),
     field<&Config::prefetch_elements>("zero_optimization.stage3_prefetch_bucket_size",
-        "elements prefetched in stage 3 beyond the next unit, which always is where tranche.depth is above 1")
+        "elements prefetched in stage 3 beyond the next unit, which is always prefetched if tranche.depth is above 1")
         .may_be_auto().or_as("zero_optimization.prefetch_bucket_size").zero_for_default().written_as(at_least_1<&Config::prefetch_elements>).at_least(0).quiet(),
     automatic("zero_optimization.prefetch_bucket_size", integer, "50000000", "other name of stage3_prefetch_bucket_size"),
     field<&Config::max_live_elements>("zero_optimization.stage3_max_live_parameters",
@@ -183,11 +183,11 @@ constexpr ConfigKey keys[] = {
         .may_be_auto().or_as("zero_optimization.max_live_parameters").zero_for_default().written_as(at_least_1<&Config::max_live_elements>).at_least(0).quiet(),
     automatic("zero_optimization.max_live_parameters", integer, "1000000000", "other name of stage3_max_live_parameters"),
     field<&Config::persistent_tensor_elements>("zero_optimization.stage3_param_persistence_threshold",
-        "a unit's tensors stay whole on every rank in stage 3 where each has at most so many elements; 0 is none")
+        "stage 3 keeps a unit's tensors whole on every rank if each has at most this many elements; 0 is none")
         .may_be_auto().or_as("zero_optimization.param_persistence_threshold").at_least(0).quiet(),
     automatic("zero_optimization.param_persistence_threshold", integer, "0", "other name of stage3_param_persistence_threshold"),
     field<&Config::persistent_model_elements>("zero_optimization.stage3_model_persistence_threshold",
-        "most elements that stay whole so, in the order of units").may_be_auto().or_as("zero_optimization.model_persistence_threshold").at_least(0).quiet(),
+        "most elements in all that stage 3 keeps whole this way, counted in the order of units").may_be_auto().or_as("zero_optimization.model_persistence_threshold").at_least(0).quiet(),
     automatic("zero_optimization.model_persistence_threshold", integer, "9223372036854775807", "other name of stage3_model_persistence_threshold"),
 
     // Tranche's own.
@@ -199,7 +199,7 @@ constexpr ConfigKey keys[] = {
         "steps report the noise of their gradient as a batch size (McCandlish et al., 2018); takes at least two micro-batches or ranks that are reduced apart")
         .written_if_set(),
     field<&Config::gradient_noise_smoothing>("tranche.gradient_noise_smoothing",
-        "what a step leaves of the averages whose ratio is reported; in 0..1, 0: each step by itself")
+        "weight of the past in the two averages whose ratio is reported, at least 0 and below 1; 0: each step by itself")
         .written_if(measures_noise).within({.least = 0, .most = below_1, .wrong = "{0} is not at least 0 and below 1"}),
     field<&Config::mesh>("tranche.mesh",
         "axes of the ranks with their sizes, slowest first: replicate (copies of the sharded state), pipeline (stages of layers), shard, context (parts of sequences) and tensor (parts of layers); * takes the rest")
@@ -210,7 +210,7 @@ constexpr ConfigKey keys[] = {
     field<&Config::replicate>("tranche.replicate",
         "what each replica of the mesh has a copy of: all (HSDP, MiCS), or parameters, where gradients and optimizer state are sharded over all ranks (hpZ; stages 1-3)")
         .quiet(),
-    field<&Config::replica_sum>("tranche.replica_sum", "when replicas add up gradients that are reduced each micro_batch: then too, or once a step (other bits)"),
+    field<&Config::replica_sum>("tranche.replica_sum", "when replicas add up gradients that are reduced every micro-batch: micro_batch (every micro-batch too), or step (once a step; rounds differently)"),
     field<&Config::update>("tranche.update",
         "when a step updates a unit: at_the_boundary, once the ranks have agreed on all gradients, or as_reduced, once the unit's own gradient is complete: the "
         "same bits, but a gradient that is not finite ends the run (docs/guides/offload.md)").written_if_set().quiet(),
@@ -218,8 +218,8 @@ constexpr ConfigKey keys[] = {
         "how the gradients of a tensor with several uses (a tied token table) are added: together, or by_use: each use's is rounded by itself and they are added in "
         "order, which a mesh with a pipeline always does").written_if_set(),
     field<&Config::pipeline_cuts>("tranche.pipeline_cuts",
-        "where a pipeline cuts the model: balanced (the least largest share of the operations), parameters (the same of the parameters), equal (as many units a "
-        "stage), or a list with the number of the first unit of each stage, or of each chunk where a rank has several, but the first; the embedding is 0, the head the last")
+        "where a pipeline cuts the model: balanced (the largest stage has as few operations as possible), parameters (as few parameters as possible), equal (the same number of units per "
+        "stage), or a list with the number of the first unit of every stage except the first (of every chunk, if a rank has several); the embedding is unit 0, the head the last")
         .of_kind(any).read_by(read_cuts).written_as(cuts_json).written_if_set().quiet(),
     field<&Config::pipeline_schedule>("tranche.pipeline_schedule",
         "the order of a pipeline's work: 1f1b (one forward, one backward; as many micro-batches are open as there are stages), afab (all forward, all backward, as "
@@ -275,11 +275,11 @@ constexpr ConfigKey keys[] = {
     honoured("tranche.parameter_groups[].weight_decay", number, "the optimizer's", "weight decay of these tensors, which then decay whatever their dimensions"),
     honoured("tranche.parameter_groups[].learning_rate", number, "the schedule's",
         "learning rate of these tensors in every step, in place of the schedule's; the factor multiplies it too"),
-    honoured("tranche.parameter_groups[].betas", numbers, "the optimizer's", "of rules that have betas; also in place of a beta1 that OneCycle cycles"),
-    honoured("tranche.parameter_groups[].eps", number, "the optimizer's", "of rules that have eps"),
+    honoured("tranche.parameter_groups[].betas", numbers, "the optimizer's", "for optimizers that have betas; also replaces a beta1 that OneCycle cycles"),
+    honoured("tranche.parameter_groups[].eps", number, "the optimizer's", "for optimizers that have eps"),
     field<&Config::collectives>("tranche.collectives",
         "auto or ours: the fixed-order sum; messages, shared: the same bits, and ranks of a node send each other data or read each other's memory (auto takes the "
-        "quicker by size); nccl: NCCL reduces, and promise 1 (equal bits) rests; GPUs only").may_be_auto(),
+        "quicker by size); nccl: NCCL reduces, and promise 1 (equal bits) does not hold; GPUs only").may_be_auto(),
     field<&Config::device_transport>("tranche.device_transport",
         "how GPU memory travels: nccl (one rank a GPU), staged (through host memory), shared (threads of one process); auto takes the quickest that serves all ranks")
         .may_be_auto().quiet(),
@@ -302,9 +302,9 @@ constexpr ConfigKey keys[] = {
     field<&Config::debug, &DebugConfig::poison_memory>("tranche.debug.poison_memory", "fill step memory with NaN when acquired and released"),
     field<&Config::debug, &DebugConfig::plan_memory>("tranche.debug.plan_memory", "pack the step's buffers after it was recorded"),
     field<&Config::debug, &DebugConfig::ranks_per_host>("tranche.debug.ranks_per_host",
-        "so many consecutive ranks are taken to share a node, and others not; 0 is as they do").at_least(0),
+        "treat this many consecutive ranks as one node, whatever the real nodes are; 0: the real nodes").at_least(0),
     field<&Config::debug, &DebugConfig::compare_calls>("tranche.debug.compare_calls",
-        "compare the order of the ranks' gathers and reductions in every step; stages 0 to 2 allow any, as they send nothing for a gather, and stage 3 does not")
+        "compare the order of the ranks' gathers and reductions in every step; stages 0 to 2 work with different orders, because a gather sends nothing there, but stage 3 does not")
         .written_if_set(),
     field<&Config::debug, &DebugConfig::host_link_bytes_per_second>("tranche.debug.host_link_bandwidth",
         "bytes per second between device and host tier on the CPU device; 0 is no bound")
@@ -316,7 +316,7 @@ constexpr ConfigKey keys[] = {
     field<&Config::offload, &OffloadConfig::host_memory_limit>("tranche.host_memory",
         "most bytes of host memory that a rank may take for what it offloads, saves and sends").of_kind(size).zero_as_null().at_least(0).quiet(),
     field<&Config::offload, &OffloadConfig::host_state>("tranche.host_state",
-        "host memory of a rank for state that is asked for on nvme: what fits in it stays there, weights first, and the rest of it reads ahead; auto is what is free, 0 none")
+        "host memory of a rank for state that is asked for on nvme: state that fits stays there, weights first, and the remaining bytes are read-ahead buffers; auto is what is free, 0 none")
         .of_kind(size).may_be_auto().within({.least = -1, .most = std::numeric_limits<double>::infinity(), .wrong = "{0} is neither auto nor at least 0"}).quiet()
         .written_if([](const Config& config) { return config.offload.uses_nvme(); })
         .written_as([](const Config& config) { return config.offload.host_state < 0 ? Json("auto") : Json(config.offload.host_state); }),

@@ -188,7 +188,7 @@ void check_invariance(Config& config, Problems& problems) {
   }
   if (config.precision.accumulation != DataType::float32) {
     refuse(fmt::format("data_types.grad_accum_dtype {}", name_of(config.precision.accumulation)),
-           "is rounded to once a round; write fp32");
+           "rounds the sum once per round, and the number of rounds depends on the ranks; write fp32");
   }
   if (config.collectives == "nccl") {
     refuse("tranche.collectives nccl", "leaves the order to NCCL; write auto");
@@ -219,7 +219,8 @@ void check_noise(const Config& config, int ranks, Problems& problems) {
 void check_update(const Config& config, Problems& problems) {
   if (config.update == UpdateTime::at_the_boundary) return;
   const auto refuse = [&](bool asked, const std::string& setting, const char* why) {
-    if (asked) problems.add(fmt::format("tranche.update: not as_reduced with {}, {}", setting, why));
+    if (asked)
+      problems.add(fmt::format("tranche.update: as_reduced cannot be used with {}, {}", setting, why));
   };
   refuse(config.gradient_clipping > 0, fmt::format("gradient_clipping {}", config.gradient_clipping),
          "which needs the norm of all gradients before the first update; write 0 there, or at_the_boundary "
@@ -229,9 +230,10 @@ void check_update(const Config& config, Problems& problems) {
          "here");
   refuse(config.gradient_noise_scale, "tranche.gradient_noise_scale",
          "which measures all gradients before the update; leave one of the two out");
-  refuse(config.offload.activations && config.offload.optimizer != OffloadTier::none,
-         "activation_checkpointing.cpu_checkpointing beside offload_optimizer",
-         "whose inputs of blocks would wait on the link behind new weights; leave one of the two out");
+  refuse(
+      config.offload.activations && config.offload.optimizer != OffloadTier::none,
+      "activation_checkpointing.cpu_checkpointing plus offload_optimizer",
+      "because kept block inputs would queue behind new weights on the host link; leave one of the two out");
 }
 
 /// Refuses settings that are impossible for replicas with different gradients and optimizer state.
@@ -284,7 +286,8 @@ void check_pipeline(Config& config, const Mesh& mesh, Problems& problems) {
     if (asked) problems.add(fmt::format("{}: not with {}: {}", key, what, reason));
   };
   refuse(config.gradient_noise_scale, "tranche.gradient_noise_scale",
-         "a stage has a part of each gradient alone; leave it out");
+         "gradients are added by use, as in a pipeline, where each stage has only part of each gradient; "
+         "turn this setting off");
   if (stages == 1) return;
   if (config.accumulation_steps < stages) {
     config.notes.push_back(fmt::format(
@@ -321,8 +324,9 @@ void check_tensor(Config& config, const Mesh& mesh, Problems& problems) {
   }
   if (config.lora.any() && config.lora.dropout > 0 && config.leaves_whole("inner")) {
     problems.add(
-        "tranche.lora.dropout: tranche.layout leaves inner whole, so that adapters of the MLP get a rank's "
-        "own rows alone, whose masks would be others; set it to 0, or leave inner out of the layout");
+        "tranche.lora.dropout: tranche.layout leaves inner whole, so adapters of the MLP see only their "
+        "rank's own rows, and would draw other dropout masks for them than one rank; set it to 0, or leave "
+        "inner out of the layout");
   }
 }
 
@@ -344,9 +348,10 @@ void check_context(Config& config, const Mesh& mesh, Problems& problems) {
          "a sample's gradient is the sum over the ranks of context, which rounds differently on another "
          "number of them; leave one of the two out");
   refuse(config.gradient_noise_scale, "tranche.gradient_noise_scale",
-         "a rank of context has a part of each sample's gradient alone; leave it out");
+         "each rank of context has only part of each sample's gradient; turn this setting off");
   refuse(config.tensor_sums == TensorSums::chain && mesh.size(MeshAxis::tensor) > 1, "tranche.tensor_sums",
-         "chain has the bits of one rank, which sums over parts of sequences have not; write rank_order");
+         "chain promises the bits of one rank, but sums over parts of sequences round differently; write "
+         "rank_order");
 }
 
 void check_mesh(Config& config, int ranks, Problems& problems) {

@@ -224,13 +224,12 @@ std::string GradientCheck::text() const {
                         tensor.checked, tensor.shape.elements(), place_of(tensor.shape, tensor.worst),
                         tensor.backward, tensor.difference, tensor.error);
     if (tensor.unresolved > 0) {
-      text +=
-          fmt::format("; {} too small beside the loss's rounding to say more than that", tensor.unresolved);
+      text += fmt::format("; {} too small against the rounding of the loss to be checked closely",
+                          tensor.unresolved);
     }
     if (tensor.kinks > 0) {
-      text +=
-          fmt::format("; {} where the loss has a kink, whose slopes on both sides the backward lies between",
-                      tensor.kinks);
+      text += fmt::format("; {} at a kink of the loss, with backward between the slopes on its two sides",
+                          tensor.kinks);
     }
     untold += tensor.untold ? 1 : 0;
     told += tensor.told ? 1 : 0;
@@ -243,8 +242,8 @@ std::string GradientCheck::text() const {
   for (const std::string& note : notes) text += "note: " + note + "\n";
   if (wrong == 0 && untold > 0) {
     return text + fmt::format(
-                      "no gradient disagrees, but those of {} of {} tensors could not be told: take fewer "
-                      "samples, larger weights, or weights of which no sum is exactly 0\n",
+                      "no gradient disagrees, but those of {} of {} tensors could not be checked: take fewer "
+                      "samples, larger weights, or weights that give no sum of exactly 0\n",
                       untold, tensors.size());
   }
   if (wrong == 0 && told == 0) {

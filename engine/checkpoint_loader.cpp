@@ -66,14 +66,16 @@ void CheckpointLoader::load_arrays(const std::string& path, const std::vector<Ar
                               std::string(name_of(target.values.dtype)));
       }
       if (const int saved_by = reader.layout().world; array.per_rank && saved_by != ranks) {
-        throw CheckpointError(what + " is one of each rank, saved by " + std::to_string(saved_by) +
-                              ": it cannot be given to " + std::to_string(ranks) +
-                              "; save an array of all ranks, whole or in parts, to load it on any number");
+        throw CheckpointError(
+            what + " is stored per rank, with world size " + std::to_string(saved_by) +
+            ": it cannot be loaded with world size " + std::to_string(ranks) +
+            "; save one array of all ranks, whole or in parts, to load it on any number of ranks");
       }
       const std::int64_t count = target.values.elements(), has = array.shape(rank).elements();
       if (target.first < 0 || target.first + count > has) {
-        throw CheckpointError(what + " has " + std::to_string(has) + " elements, asked for are " +
-                              std::to_string(count) + " from " + std::to_string(target.first) + " on");
+        throw CheckpointError(what + " has " + std::to_string(has) + " elements, but the load wants " +
+                              std::to_string(count) + " from element " + std::to_string(target.first) +
+                              " on");
       }
     }
     if (simulated()) return {};
@@ -257,8 +259,8 @@ void CheckpointLoader::describe(const Found& found, const std::string& path, Loa
     if (array.per_rank) of_ranks += (of_ranks.empty() ? "" : ", ") + array.name;
   }
   if (!of_ranks.empty() && result.world != runtime_.size()) {
-    result.notes.push_back("arrays of each rank (" + of_ranks + ") were saved by " +
-                           std::to_string(result.world) + " and cannot be given to " +
+    result.notes.push_back("per-rank arrays (" + of_ranks + ") were saved with world size " +
+                           std::to_string(result.world) + " and cannot be loaded with world size " +
                            std::to_string(runtime_.size()));
   }
   result.bytes_read = found.reader->statistics().bytes_read;

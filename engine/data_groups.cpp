@@ -67,11 +67,12 @@ BufferRanks DataGroups::of(const Placement& placement, int buffer) {
   const bool shared = placed.sharers > 1 && placed.parts() > 1, tied = placed.stages.size() > 1;
   if (placed.sharers > 1 && !placed.empty() &&
       (tied || (shared && sharers_ && placed.sharers != sharers_size_))) {
-    throw ConfigurationError("tranche.mesh \"" + config_.mesh + "\": tensor " +
-                             name_of_tensor(model_, placed.tensors.front()) + " is shared by " +
-                             (tied ? "two stages of a pipeline" : "another number of ranks than others") +
-                             ", which tensor cannot be used with yet" +
-                             (config_.layout.empty() ? "" : "; leave its dimension out of tranche.layout"));
+    throw ConfigurationError(
+        "tranche.mesh \"" + config_.mesh + "\": tensor " + name_of_tensor(model_, placed.tensors.front()) +
+        " is shared by " +
+        (tied ? "two stages of a pipeline" : "a different number of ranks than other tensors") +
+        ", which the axis tensor does not support yet" +
+        (config_.layout.empty() ? "" : "; leave its dimension out of tranche.layout"));
   }
   if (shared && !sharers_) {
     // Every stage makes its group in this call, even if another stage holds this buffer.
@@ -100,7 +101,8 @@ DataGroups::MatrixRanks DataGroups::of_matrices(const Placement& placement, int 
                              ", which its optimizer updates as a whole matrix; " + advice);
   };
   if (tied && placed.parts() > 1) {
-    refuse("tranche.mesh \"" + config_.mesh + "\": tensor cuts, and stages of the pipeline share, tensor ",
+    refuse("tranche.mesh \"" + config_.mesh +
+               "\": the axis tensor cuts, and stages of the pipeline share, tensor ",
            "leave out tensor or pipeline, or choose another optimizer for it");
   }
   const bool over_replicas =

@@ -229,8 +229,8 @@ void Engine::Impl::require_full_lengths(const Shape& shape) const {
       "begin_micro_batch(" + shape.to_string() + ") has " + std::to_string(given) + " tokens, not the " +
       std::to_string(wanted) + " of " + std::to_string(config.micro_batch_size) + " samples of " +
       std::to_string(model.tokens_per_sample) +
-      ": tranche.update: as_reduced divides by these before it could count others; give every sample its "
-      "full length, or write at_the_boundary, which counts tokens first");
+      ": tranche.update: as_reduced divides by the full number before tokens are counted; give every sample "
+      "its full length, or write at_the_boundary, which counts tokens first");
 }
 
 std::int64_t Engine::Impl::open_micro_batch(const Shape& shape, std::span<const std::int64_t> samples,

@@ -111,8 +111,8 @@ std::vector<std::pair<std::string, std::string>> StateFormulas::offload_rows(
     std::string text = fmt::format("optimizer on {}, updated on the host", name_of(asked.optimizer));
     if (asked.ratio < 1) {
       text = fmt::format(
-          "ratio {:g} asked, {:.3g} of the optimizer state moves to {}: whole units do, those used "
-          "first stay",
+          "ratio {:g} was asked for, {:.3g} of the optimizer state moves to {}: only whole units move, and "
+          "those used first stay",
           asked.ratio,
           static_cast<double>(state.moved_elements) /
               static_cast<double>(std::max<std::int64_t>(state.kept_elements, 1)),

@@ -178,8 +178,8 @@ void GradientFindings::judge(TensorCheck& result, const std::vector<Element>& el
   } else if (transposed(result.shape, elements, gradient, largest)) {
     result.finding = "its gradient is transposed";
   } else {
-    result.finding =
-        fmt::format("{} of {} elements: a term is missing, or another", result.wrong, result.checked);
+    result.finding = fmt::format("{} of {} elements are wrong: a term is missing, or a wrong one is added",
+                                 result.wrong, result.checked);
   }
 }
 

@@ -44,9 +44,10 @@ void require_dimensions(const UnitSpec& unit, const TensorSpec& tensor) {
         one.blocks >= 1 && one.grain >= 1 && extent % one.blocks == 0 && extent / one.blocks % one.grain == 0;
   }
   if (fits) return;
-  throw InvalidArgument(fmt::format(
-      "the dimensions of tensor '{}' of unit '{}' are not one for each of {}, in whole blocks and grains",
-      tensor.name, unit.name, tensor.shape.to_string()));
+  throw InvalidArgument(
+      fmt::format("tensor '{}' of unit '{}' needs one dimension for each extent of its shape {}, whose "
+                  "blocks and grains divide that extent",
+                  tensor.name, unit.name, tensor.shape.to_string()));
 }
 
 /// Throws InvalidArgument unless the numbers of the tensor's initializer can be drawn from.

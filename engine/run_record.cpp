@@ -118,8 +118,8 @@ void RunRecord::take_order_of_sums(const checkpoint::Manifest& manifest, std::ve
     }
     notes.emplace_back(
         "saved by a run without tranche.world_size_invariant, or with another train_batch_size or "
-        "train_micro_batch_size_per_gpu: from here on the bits are those of every number of ranks, but not "
-        "what that run would have gone on to");
+        "train_micro_batch_size_per_gpu: from here on the bits are the same for every number of ranks, but "
+        "not those that the saved run would have computed");
     return;
   }
   if (was_invariant) {

@@ -49,7 +49,8 @@ std::string need_of_all_gradients(const Optimizer& optimizer, const StateStore& 
 void check_update(const Config& config, const Optimizer& optimizer, const StateStore& store, bool sums) {
   const std::string need = need_of_all_gradients(optimizer, store, sums);
   if (config.update == UpdateTime::at_the_boundary || need.empty()) return;
-  throw ConfigurationError("tranche.update: not as_reduced: optimizer " + need + "; write at_the_boundary");
+  throw ConfigurationError("tranche.update: as_reduced cannot be used: optimizer " + need +
+                           "; write at_the_boundary");
 }
 
 namespace {

@@ -67,9 +67,8 @@ void note_added_by_use(const StateStore& store, const Config& config, std::vecto
     if (!config.quantized_gradients || flat->empty() || store.residency().quantizes_gradients(*flat))
       continue;
     notes.push_back(
-        fmt::format("zero_optimization.zero_quantized_gradients: gradients of {} and of tensors tied like it "
-                    "travel in {}: "
-                    "those of each use are rounded by themselves and added",
+        fmt::format("zero_optimization.zero_quantized_gradients: gradients of {} and of other tied tensors "
+                    "travel in {}: the gradient of each use is rounded by itself before they are added",
                     store.tensors()[static_cast<std::size_t>(flat->tensors.front())].name,
                     name_of(config.precision.communication)));
     return;
@@ -94,13 +93,13 @@ void note_persistent(const StateStore& store, const Config& config, std::vector<
                                       config.persistent_tensor_elements);
   if (count == 0) {
     notes.push_back(key +
-                    " keeps nothing whole: tensors are gathered with their unit, and every unit has a larger "
-                    "one, or is beyond stage3_model_persistence_threshold");
+                    " keeps nothing whole: a unit's tensors are gathered together, and every unit has a "
+                    "larger tensor, or exceeds stage3_model_persistence_threshold");
     return;
   }
   notes.push_back(fmt::format(
-      "{} keeps {} elements of {} of {} units whole on every rank: {} beyond their shards, and no gather but "
-      "that of new weights behind the update",
+      "{} keeps {} elements of {} of {} units whole on every rank: they take {} more than their shards, and "
+      "only new weights are gathered, after the update",
       key, elements, count, store.units().size(), format_bytes(bytes * size_of(config.precision.compute))));
 }
 
@@ -153,10 +152,10 @@ std::vector<std::string> notes_on_overlap(const StateStore& store, const Config&
       whole += fp32 ? store.residency().optimizer_range(*flat).size() : 0;
     }
     if (whole > 0) {
-      notes.push_back(
-          fmt::format("tranche.master split: of {} elements the weights do not lie beside the optimizer's "
-                      "state, which therefore holds fp32 numbers: 4 bytes each, not 2; the bits are the same",
-                      whole));
+      notes.push_back(fmt::format(
+          "tranche.master split: the weights of {} elements are not kept together with the optimizer's "
+          "state, which therefore holds fp32 master weights: 4 bytes each, not 2; the bits are the same",
+          whole));
     }
   }
   std::int64_t largest_shard = 0;
@@ -168,18 +167,18 @@ std::vector<std::string> notes_on_overlap(const StateStore& store, const Config&
   const auto cut = [&](const char* key, std::int64_t bucket, DataType dtype) {
     const std::int64_t message = std::max<std::int64_t>(bucket / ranks, 1);
     if (ranks == 1 || message >= largest_shard || message * size_of(dtype) >= short_message_bytes) return;
-    notes.push_back(fmt::format(
-        "{} {}: a rank's shard of up to {} elements travels in messages of at most {}, whose latency "
-        "may be longer than their way; raise it, or leave it out",
-        key, bucket, largest_shard, message));
+    notes.push_back(
+        fmt::format("{} {}: a rank's shard of up to {} elements travels in messages of at most {}, whose "
+                    "latency may exceed their transfer time; raise it, or leave it out",
+                    key, bucket, largest_shard, message));
   };
   cut("zero_optimization.reduce_bucket_size", config.reduce_bucket_elements, config.precision.communication);
   cut("zero_optimization.allgather_bucket_size", config.allgather_bucket_elements, config.precision.compute);
   if (config.offload.optimizer != OffloadTier::none && config.offload.tile_elements < small_tile_elements &&
       config.offload.tile_elements < largest_shard) {
     notes.push_back(fmt::format(
-        "zero_optimization.sub_group_size or tranche.offload_tile: offloaded state of up to {} elements "
-        "a unit is updated in tiles of {}, each of which begins anew; raise it, or leave it out",
+        "zero_optimization.sub_group_size or tranche.offload_tile: offloaded state of up to {} elements a "
+        "unit is updated in tiles of {}, each with its own start-up cost; raise it, or leave it out",
         largest_shard, config.offload.tile_elements));
   }
   return notes;

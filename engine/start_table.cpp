@@ -153,8 +153,8 @@ void StartTable::add_activations() {
     gathers = config_.checkpoint_every <= config_.depth
                   ? "; one gather serves recomputation and backward"
                   : fmt::format(
-                        "; groups are larger than tranche.depth {}: one gather more for all but the last "
-                        "unit of each",
+                        "; groups are larger than tranche.depth {}: all units of a group but the last are "
+                        "gathered once more",
                         config_.depth);
   }
   row("activations",
@@ -225,8 +225,9 @@ void StartTable::add_traffic() {
                   config_.stage == 3 && declared < 0 ? "about " : "", sent_parameters(gathered),
                   config_.stage == 0 ? "reduced gradients" : "parameters");
   if (matrices_.any()) {
-    text += fmt::format(" + {} matrices to their owners and back, whose work is at most {:.3g} of the mean",
-                        format_bytes(matrices_.sent().bytes), matrices_.load_ratio());
+    text += fmt::format(
+        " + {} matrices to their owners and back (no owner has more than {:.3g} times the mean work)",
+        format_bytes(matrices_.sent().bytes), matrices_.load_ratio());
   }
   const auto along = [&](MeshAxis axis) { return format_bytes(traffic_.along(axis).bytes); };
   if (runtime_.replicas() != nullptr) text += " + " + along(MeshAxis::replicate) + " sums over replicas";
@@ -261,13 +262,11 @@ void StartTable::add_messages_between_nodes(const Communicator* group, MeshAxis 
     elsewhere = std::max(elsewhere, size - beside);
   }
   if (elsewhere == 0) return;
-  row("note",
-      fmt::format(
-          "tranche.mesh \"{}\": ranks of {} are on several nodes: layers wait for {} that a rank sends "
-          "the others a step, of which {} go to other nodes",
-          mesh.to_string(), name_of(axis), bytes > 0 ? format_bytes(bytes) : "what",
-          bytes > 0 ? format_bytes(bytes / (size - 1) * elsewhere)
-                    : fmt::format("{} of {} parts", elsewhere, size - 1)));
+  row("note", fmt::format("tranche.mesh \"{}\": ranks of {} are on several nodes: layers wait for {} a rank "
+                          "sends the others in each step, and {} of it go to other nodes",
+                          mesh.to_string(), name_of(axis), bytes > 0 ? format_bytes(bytes) + " that" : "what",
+                          bytes > 0 ? format_bytes(bytes / (size - 1) * elsewhere)
+                                    : fmt::format("{} of {} parts", elsewhere, size - 1)));
 }
 
 void StartTable::add_notes(const std::vector<std::string>& notes, bool verbose) {

@@ -246,10 +246,10 @@ void StepSequence::end_forward() {
 void StepSequence::note_dropped_plans() {
   if (parts_.arena.dropped() == 0 || std::exchange(dropped_plans_noted_, true)) return;
   runtime_.log().info(
-      "passes of many shapes take different buffers: the plan of memory that was not used for longest was "
-      "dropped, for " +
+      "passes of many shapes need different buffers: the least recently used memory plan was dropped, "
+      "because only " +
       std::to_string(StepArena::most_shapes) +
-      " shapes are remembered; a pass that needs it again takes its memory anew (said once)");
+      " shapes are remembered; a pass that needs it again plans its memory anew (reported once)");
 }
 
 // --- Handles --------------------------------------------------------------------------------------------

@@ -112,9 +112,9 @@ Names names_to_cut(const ModelSpec& model, const Config& config) {
 void require_computed(const ModelSpec& model, const Names& cut) {
   for (const std::string& name : cut) {
     if (is_among(model.tensor_dimensions, name)) continue;
-    throw ConfigurationError(
-        fmt::format("tranche.layout: {} computes no parts of {}; dimensions that tensor can cut are: {}",
-                    title_of(model), name, list_of(model.tensor_dimensions)));
+    throw ConfigurationError(fmt::format(
+        "tranche.layout: {} computes no parts of {}; dimensions that the axis tensor can cut are: {}",
+        title_of(model), name, list_of(model.tensor_dimensions)));
   }
 }
 
@@ -137,7 +137,8 @@ std::vector<TensorCut> tensor_cuts(const ModelSpec& model, const Config& config,
         if (!is_cut(one) && !left_whole) continue;
         if (!left_whole && !cut.whole()) {
           throw ConfigurationError(fmt::format(
-              "{}tensor {} has two dimensions that tensor cuts, {} and {}; a tensor can be cut along one",
+              "{}tensor {} has two dimensions that the axis tensor cuts, {} and {}; it can cut only one of "
+              "them",
               mesh, tensor.name, tensor.dimensions[static_cast<std::size_t>(cut.axis)].name, one.name));
         }
         const TensorCut along{static_cast<int>(d), one.blocks, one.grain};
@@ -156,15 +157,14 @@ std::vector<TensorCut> tensor_cuts(const ModelSpec& model, const Config& config,
   const std::string name = title_of(model);
   if (!any_cut && !dimensions.empty()) {
     throw ConfigurationError(
-        fmt::format("{}tranche.layout leaves all dimensions of {} whole that tensor cuts, so all {} ranks "
-                    "would compute the same; leave one of {} out of the layout",
+        fmt::format("{}tranche.layout leaves whole all dimensions of {} that the axis tensor cuts, so all {} "
+                    "ranks would compute the same; leave one of {} out of the layout",
                     mesh, name, ranks, list_of(model.whole_dimensions)));
   }
   if (dimensions.empty()) {
     throw ConfigurationError(
-        fmt::format("{}{} names no dimension that tensor cuts (ModelSpec::tensor_dimensions), so all {} "
-                    "ranks would compute "
-                    "the same; leave tensor out",
+        fmt::format("{}{} names no dimension that the axis tensor cuts (ModelSpec::tensor_dimensions), so "
+                    "all {} ranks would compute the same; leave tensor out",
                     mesh, name, ranks));
   }
   for (const NamedGrains& one : dimensions) {

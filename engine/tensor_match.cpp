@@ -119,12 +119,12 @@ TensorMatch match_tensors(const StateStore& store, const checkpoint::Reader& rea
     const StoredTensor& stored = *at->second;
     taken[static_cast<std::size_t>(at->second - reader.tensors().data())] = true;
     if (!(stored.shape == tensor.shape)) {
-      throw CheckpointError(fmt::format("tensor {} has shape {} in {}, but {} in this model{}", tensor.name,
-                                        stored.shape.to_string(), folder, tensor.shape.to_string(),
-                                        options.partial
-                                            ? "; a partial load leaves it out under another name (--rename " +
-                                                  stored.name + "=unused." + stored.name + ")"
-                                            : ""));
+      throw CheckpointError(fmt::format(
+          "tensor {} has shape {} in {}, but {} in this model{}", tensor.name, stored.shape.to_string(),
+          folder, tensor.shape.to_string(),
+          options.partial ? "; to leave it out of a partial load, give it an unused name (--rename " +
+                                stored.name + "=unused." + stored.name + ")"
+                          : ""));
     }
     if (tensor.frozen || options.weights_only) continue;
     if (!options.convert_state) {

@@ -891,8 +891,9 @@ TEST(Config, ALayoutNamesDimensions) {
   EXPECT_THAT(
       problems(layout(R"({"inner": "whole"})"), 2,
                {"tranche.mesh=tensor=2", "tranche.lora.rank=2", "tranche.lora.dropout=0.1"}),
-      HasSubstr("tranche.lora.dropout: tranche.layout leaves inner whole, so that adapters of the MLP get "
-                "a rank's own rows alone, whose masks would be others"));
+      HasSubstr(
+          "tranche.lora.dropout: tranche.layout leaves inner whole, so adapters of the MLP see only their "
+          "rank's own rows, and would draw other dropout masks for them than one rank; set it to 0"));
 }
 
 TEST(Config, APipelineByDeepSpeedsBlock) {
@@ -946,10 +947,9 @@ TEST(Config, APipelineByDeepSpeedsBlock) {
   EXPECT_EQ(cuts("Parameters").pipeline_cuts, PipelineCuts::parameters);
   EXPECT_EQ(parse_config(cuts("parameters").to_json(), 2).pipeline_cuts, PipelineCuts::parameters);
   EXPECT_EQ(cuts("best").pipeline_cuts, PipelineCuts::balanced);
-  EXPECT_THAT(
-      cuts("best").notes,
-      Contains("pipeline.partition: best is tranche.pipeline_cuts balanced: the largest share of a stage "
-               "is the least that there is, by the operations of forward"));
+  EXPECT_THAT(cuts("best").notes,
+              Contains("pipeline.partition: best is taken as tranche.pipeline_cuts balanced: the largest "
+                       "stage gets as few forward operations as possible"));
   EXPECT_THAT(parse_config(block(R"("partition": "uniform")"), 2).notes,
               Contains("pipeline.partition has no effect: the mesh has no axis pipeline"));
   const auto refused_cuts = [&](const std::string& method, const std::vector<std::string>& set = {}) {
@@ -962,14 +962,13 @@ TEST(Config, APipelineByDeepSpeedsBlock) {
       "tranche.pipeline_cuts");
   EXPECT_EQ(refused_cuts("profile"),
             "configuration: pipeline.partition: 'profile' is not one of uniform, parameters, best");
-  EXPECT_EQ(
-      refused_cuts("uniform", {"tranche.pipeline_cuts=balanced"}),
-      "configuration: pipeline.partition: uniform is tranche.pipeline_cuts equal, which is \"balanced\" in "
-      "the same configuration; give one of the two");
+  EXPECT_EQ(refused_cuts("uniform", {"tranche.pipeline_cuts=balanced"}),
+            "configuration: pipeline.partition: uniform means tranche.pipeline_cuts equal, but that key is "
+            "\"balanced\" in the same configuration; give one of the two");
   EXPECT_THAT(
       refused_cuts("uniform", {"tranche.pipeline_cuts=\"even\""}),
       HasSubstr("tranche.pipeline_cuts: expected balanced, equal, parameters, or a list with the number of "
-                "the first unit of each stage or chunk but the first, not \"even\""));
+                "the first unit of every stage (or chunk) except the first one, not \"even\""));
 
   const Config others = parse_config(
       block(R"("stages": 2, "seed_layers": true, "activation_checkpoint_interval": 1, "use_reentrant": true,
@@ -1049,21 +1048,23 @@ TEST(Config, UpdatesBeforeTheNormNeedNothingOfIt) {
   EXPECT_EQ(early.update, UpdateTime::as_reduced);
   EXPECT_EQ(parse_config(early.to_json(), 2).update, UpdateTime::as_reduced);
   EXPECT_TRUE(detail::find_configuration_key("tranche.update")->same_results);
+  EXPECT_THAT(problems(R"({"gradient_clipping": 0.5})"),
+              HasSubstr("tranche.update: as_reduced cannot be used with gradient_clipping 0.5, which needs "
+                        "the norm of all gradients before the first update"));
   EXPECT_THAT(
-      problems(R"({"gradient_clipping": 0.5})"),
-      HasSubstr("tranche.update: not as_reduced with gradient_clipping 0.5, which needs the norm of all "
-                "gradients before the first update"));
-  EXPECT_THAT(problems(R"({"fp16": {"enabled": true}})"),
-              HasSubstr("tranche.update: not as_reduced with fp16, whose loss scale skips a step"));
+      problems(R"({"fp16": {"enabled": true}})"),
+      HasSubstr("tranche.update: as_reduced cannot be used with fp16, whose loss scale skips a step"));
   EXPECT_THAT(
       problems(R"({"tranche": {"gradient_noise_scale": true}})"),
-      HasSubstr("tranche.update: not as_reduced with tranche.gradient_noise_scale, which measures all"));
+      HasSubstr(
+          "tranche.update: as_reduced cannot be used with tranche.gradient_noise_scale, which measures all"));
   EXPECT_THAT(
       problems(
           R"({"tranche": {"activation_checkpointing": true}, "activation_checkpointing": {"cpu_checkpointing": true},
               "zero_optimization": {"offload_optimizer": {"device": "cpu"}}})"),
-      HasSubstr("tranche.update: not as_reduced with activation_checkpointing.cpu_checkpointing beside "
-                "offload_optimizer, whose inputs of blocks would wait on the link"));
+      HasSubstr(
+          "tranche.update: as_reduced cannot be used with activation_checkpointing.cpu_checkpointing plus "
+          "offload_optimizer, because kept block inputs would queue behind new weights on the host link"));
   EXPECT_THAT(test::message_of<ConfigurationError>([] { parse_config("{}", 2, {"tranche.update=early"}); }),
               HasSubstr("tranche.update: 'early' is not one of at_the_boundary, as_reduced"));
 }
@@ -1120,7 +1121,8 @@ TEST(Config, WhatAddsUpByRanksIsRefusedWhereRanksMustNotMatter) {
   EXPECT_THAT(refused("tranche.reduction_group=2"),
               HasSubstr("tranche.reduction_group 2 adds up groups of ranks first; leave it out"));
   EXPECT_THAT(refused("data_types.grad_accum_dtype=bf16"),
-              HasSubstr("data_types.grad_accum_dtype bf16 is rounded to once a round; write fp32"));
+              HasSubstr("data_types.grad_accum_dtype bf16 rounds the sum once per round, and the number of "
+                        "rounds depends on the ranks; write fp32"));
   EXPECT_THAT(refused("tranche.collectives=nccl"),
               HasSubstr("tranche.collectives nccl leaves the order to NCCL; write auto"));
   EXPECT_THAT(refused("tranche.mesh=\"replicate=2, shard=2\""),

@@ -69,12 +69,12 @@ TEST(ContextAxis, RefusesWhatItsRanksCannotShare) {
       "sample's gradient is the sum over the ranks of context, which rounds differently on another number of "
       "them; leave one of the two out");
   refused([](Config& c) { c.gradient_noise_scale = true; },
-          "tranche.gradient_noise_scale: tranche.mesh \"context=2\" with context=2 cannot be used with it: a "
-          "rank of context has a part of each sample's gradient alone; leave it out");
+          "tranche.gradient_noise_scale: tranche.mesh \"context=2\" with context=2 cannot be used with it: "
+          "each rank of context has only part of each sample's gradient; turn this setting off");
   EXPECT_THAT(text_of({4, "context=2, tensor=2"}, [](Config& c) { c.tensor_sums = TensorSums::chain; }),
               HasSubstr("tranche.tensor_sums: tranche.mesh \"context=2, tensor=2\" with context=2 cannot be "
-                        "used with it: chain has the bits of one rank, which sums over parts of sequences "
-                        "have not; write rank_order"));
+                        "used with it: chain promises the bits of one rank, but sums over parts of sequences "
+                        "round differently; write rank_order"));
   EXPECT_THAT(text_of({4, "replicate=2, context=2"}, [](Config& c) { c.reduction_group = 1; }),
               HasSubstr("tranche.reduction_group: 1 with tranche.mesh \"replicate=2, context=2\", where "
                         "gradients are added within the 2 ranks of shard and context first; leave it out"));
@@ -101,15 +101,13 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
   without.tensor_dimensions.clear();
   EXPECT_THAT(
       text_of({2, "tensor=2"}, {}, without),
-      HasSubstr(
-          "the model names no dimension that tensor cuts (ModelSpec::tensor_dimensions), so all 2 ranks "
-          "would compute the same; leave tensor out"));
+      HasSubstr("the model names no dimension that the axis tensor cuts (ModelSpec::tensor_dimensions), so "
+                "all 2 ranks would compute the same; leave tensor out"));
   ModelSpec twice = cut_model();
   twice.tensor_dimensions.emplace_back("width");
-  EXPECT_THAT(
-      text_of({2, "tensor=2"}, {}, twice),
-      HasSubstr("tensor wte has two dimensions that tensor cuts, vocabulary and width; a tensor can be cut "
-                "along one"));
+  EXPECT_THAT(text_of({2, "tensor=2"}, {}, twice),
+              HasSubstr("tensor wte has two dimensions that the axis tensor cuts, vocabulary and width; it "
+                        "can cut only one of them"));
   const auto with_layout = [&](std::map<std::string, std::string> layout, int ranks = 2,
                                const ModelSpec& model = cut_model()) {
     return text_of(
@@ -126,26 +124,24 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
               HasSubstr("tranche.layout: the model cannot compute with heads whole on every rank of tensor; "
                         "dimensions that can be whole are: inner and vocabulary"));
   EXPECT_THAT(with_layout({{"width", "tensor"}}),
-              HasSubstr("tensor wte has two dimensions that tensor cuts, vocabulary and width"));
+              HasSubstr("tensor wte has two dimensions that the axis tensor cuts, vocabulary and width"));
   ModelSpec unused;
   unused.tensor_dimensions = unused.whole_dimensions = {"inner"};
   unused.add_unit({"u",
                    {{.name = "w", .shape = {4}, .initializer = {}, .dimensions = {{"inner"}}},
                     {.name = "v", .shape = {4}, .initializer = {}, .dimensions = {{"width"}}}},
                    1});
-  EXPECT_THAT(
-      with_layout({{"width", "tensor"}}, 2, unused),
-      HasSubstr("tranche.layout: the model computes no parts of width; dimensions that tensor can cut are: "
-                "inner"));
+  EXPECT_THAT(with_layout({{"width", "tensor"}}, 2, unused),
+              HasSubstr("tranche.layout: the model computes no parts of width; dimensions that the axis "
+                        "tensor can cut are: inner"));
   EXPECT_THAT(
       with_layout({{"inner", "whole"}}, 2, unused),
-      HasSubstr("tranche.mesh \"tensor=2\": tranche.layout leaves all dimensions of the model whole that "
-                "tensor cuts, so all 2 ranks would compute the same; leave one of inner out of the "
-                "layout"));
-  EXPECT_THAT(
-      text_of({4, "pipeline=2, tensor=2"}, [](Config& c) { c.layout["vocabulary"] = "whole"; }),
-      HasSubstr("tranche.mesh \"pipeline=2, tensor=2\": tensor wte is shared by two stages of a pipeline, "
-                "which tensor cannot be used with yet"));
+      HasSubstr(
+          "tranche.mesh \"tensor=2\": tranche.layout leaves whole all dimensions of the model that the axis "
+          "tensor cuts, so all 2 ranks would compute the same; leave one of inner out of the layout"));
+  EXPECT_THAT(text_of({4, "pipeline=2, tensor=2"}, [](Config& c) { c.layout["vocabulary"] = "whole"; }),
+              HasSubstr("tranche.mesh \"pipeline=2, tensor=2\": tensor wte is shared by two stages of a "
+                        "pipeline, which the axis tensor does not support yet"));
   ModelSpec shared;
   shared.tensor_dimensions = {"heads", "key_value_heads"};
   shared.add_unit({"u",
@@ -176,8 +172,9 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
                 "its 4 micro-batches up before they are reduced; write tranche.reduction "
                 "micro_batch"));
   EXPECT_THAT(text_of({4, "pipeline=2, tensor=2"}, [](Config& c) { c.gradient_noise_scale = true; }),
-              HasSubstr("tranche.gradient_noise_scale: not with tranche.mesh \"pipeline=2, tensor=2\": a "
-                        "stage has a part of each gradient alone; leave it out"));
+              HasSubstr("tranche.gradient_noise_scale: not with tranche.mesh \"pipeline=2, tensor=2\": "
+                        "gradients are added by use, as in a pipeline, where each stage has only part of "
+                        "each gradient; turn this setting off"));
   EXPECT_THAT(with([](Config& c) { c.tensor_sums = TensorSums::chain; }),
               HasSubstr("tranche.tensor_sums: chain: the model does not compute in chains "
                         "(ModelSpec::chain_sums); write rank_order"));
@@ -202,18 +199,16 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
                  2});
   tied.add_unit({"middle", {{.name = "middle.w", .shape = {4, 4}, .initializer = {}, .matrices = 1}}, 1});
   tied.forward = {{{0}, 0, 1}, {{1}, 0, 1}, {{0}, 1, 1}};
-  EXPECT_THAT(
-      text_of(
-          {6, "pipeline=3, tensor=2"},
-          [](Config& c) {
-            c.optimizer.type = "Muon";
-            c.pipeline_cuts = PipelineCuts::equal;
-          },
-          tied),
-      HasSubstr(
-          "tranche.mesh \"pipeline=3, tensor=2\": tensor cuts, and stages of the pipeline share, tensor "
-          "ends.w, which its optimizer updates as a whole matrix; leave out tensor or pipeline, or "
-          "choose another optimizer for it"));
+  EXPECT_THAT(text_of(
+                  {6, "pipeline=3, tensor=2"},
+                  [](Config& c) {
+                    c.optimizer.type = "Muon";
+                    c.pipeline_cuts = PipelineCuts::equal;
+                  },
+                  tied),
+              HasSubstr("tranche.mesh \"pipeline=3, tensor=2\": the axis tensor cuts, and stages of the "
+                        "pipeline share, tensor ends.w, which its optimizer updates as a whole matrix; leave "
+                        "out tensor or pipeline, or choose another optimizer for it"));
 }
 
 }  // namespace

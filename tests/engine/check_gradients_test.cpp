@@ -260,7 +260,8 @@ TEST(CheckGradients, NamesTheTensorAndTheElement) {
   const GradientCheck element = check_of(Mistake::element);
   EXPECT_THAT(element.text(), HasSubstr("worst [2, 3]: backward 0, "));
   EXPECT_EQ(wrong_of(element),
-            std::vector<std::string>{"first.weight: 1 of 15 elements: a term is missing, or another"});
+            std::vector<std::string>{
+                "first.weight: 1 of 15 elements are wrong: a term is missing, or a wrong one is added"});
   const GradientCheck term = check_of(Mistake::term);
   EXPECT_THAT(term.text(), HasSubstr("2 of 5 tensors are wrong; begin with unit first, "));
 }
@@ -323,11 +324,10 @@ TEST(CheckGradients, TakesEachSlopeBetweenTheSidesOfAKink) {
     EXPECT_TRUE(check.tensors[0].untold);
     EXPECT_EQ(check.tensors[0].kinks, 1);
     EXPECT_EQ(check.tensors[1].kinks, 0);
-    EXPECT_THAT(
-        check.text(),
-        ::testing::AllOf(HasSubstr("; 1 where the loss has a kink, whose slopes on both sides the "
-                                   "backward lies between"),
-                         HasSubstr("no gradient disagrees, but those of 1 of 2 tensors could not be told")));
+    EXPECT_THAT(check.text(),
+                ::testing::AllOf(
+                    HasSubstr("; 1 at a kink of the loss, with backward between the slopes on its two sides"),
+                    HasSubstr("no gradient disagrees, but those of 1 of 2 tensors could not be checked")));
   }
   for (const float slope : {-0.5f, 1.5f}) {
     const GradientCheck check = rectified(slope);

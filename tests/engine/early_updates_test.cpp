@@ -290,9 +290,9 @@ TEST(EarlyUpdates, RefuseShortSamplesWhenTheirMicroBatchBegins) {
     EXPECT_TRUE(engine.step().applied);
     const auto meet = [&] { runtime.all().barrier({"test", "step", Traffic::control}).wait(); };
     const auto says = HasSubstr(
-        "begin_micro_batch([2, 1]) has 2 tokens, not the 3 of 3 samples of 1: tranche.update: "
-        "as_reduced divides by these before it could count others; give every sample its full "
-        "length, or write at_the_boundary");
+        "begin_micro_batch([2, 1]) has 2 tokens, not the 3 of 3 samples of 1: tranche.update: as_reduced "
+        "divides by the full number before tokens are counted; give every sample its full length, or write "
+        "at_the_boundary");
     if (runtime.rank() == 0) {
       meet();
       EXPECT_THAT(message_of<ConfigurationError>([&] { engine.begin_micro_batch({2, 1}); }), says);
@@ -422,11 +422,8 @@ TEST(EarlyUpdates, RefuseRulesThatNeedAllGradients) {
     run.optimizer = optimizer;
     return message_of<ConfigurationError>([&] { train_odd(run); });
   };
-  EXPECT_THAT(
-      refusal("Lamb"),
-      HasSubstr(
-          "tranche.update: not as_reduced: optimizer Lamb computes sums over whole tensors first; write "
-          "at_the_boundary"));
+  EXPECT_THAT(refusal("Lamb"), HasSubstr("tranche.update: as_reduced cannot be used: optimizer Lamb computes "
+                                         "sums over whole tensors first; write at_the_boundary"));
   EXPECT_THAT(refusal("LARS"), HasSubstr("optimizer LARS computes sums over whole tensors first"));
   EXPECT_THAT(refusal("Muon"),
               HasSubstr("optimizer Muon computes whole matrices, which ranks exchange first"));

@@ -369,15 +369,14 @@ TEST(GatherForNotes, SayWhatIsKeptAndWhatHasNoEffect) {
 }
 
 TEST(GatherForNotes, SayWhatStaysWholeAndItsPrice) {
-  EXPECT_THAT(
-      table_of_start([](Config& c) { c.persistent_tensor_elements = 192; }),
-      AllOf(HasSubstr("zero_optimization.stage3_param_persistence_threshold 192 keeps 333 elements of "
-                      "3 of 4 units whole on every rank: 1.50 KiB beyond their shards, and no gather "
-                      "but that of new weights behind the update"),
-            HasSubstr("up to 2 x 3.00 KiB gathered")));
+  EXPECT_THAT(table_of_start([](Config& c) { c.persistent_tensor_elements = 192; }),
+              AllOf(HasSubstr("zero_optimization.stage3_param_persistence_threshold 192 keeps 333 elements "
+                              "of 3 of 4 units whole on every rank: they take 1.50 KiB more than their "
+                              "shards, and only new weights are gathered, after the update"),
+                    HasSubstr("up to 2 x 3.00 KiB gathered")));
   EXPECT_THAT(table_of_start([](Config& c) { c.persistent_tensor_elements = 2; }),
-              HasSubstr("stage3_param_persistence_threshold 2 keeps nothing whole: tensors are gathered with "
-                        "their unit"));
+              HasSubstr("stage3_param_persistence_threshold 2 keeps nothing whole: a unit's tensors are "
+                        "gathered together, and every unit has a larger tensor"));
   EXPECT_THAT(table_of_start([](Config& c) { c.persistent_tensor_elements = 192; }, 1),
               Not(HasSubstr("persistence")));
 }

@@ -63,7 +63,7 @@ TEST(GradientFindings, ATransposedMatrixAMissingTermAndNothingAtAllAreToldApart)
   EXPECT_EQ(check_of(transposed).finding, "its gradient is transposed");
   const auto one_less = [](const auto& right, std::size_t i) { return i == 4 ? 0 : right[i]; };
   const TensorCheck missing = check_of(one_less);
-  EXPECT_EQ(missing.finding, "1 of 6 elements: a term is missing, or another");
+  EXPECT_EQ(missing.finding, "1 of 6 elements are wrong: a term is missing, or a wrong one is added");
   EXPECT_EQ(missing.worst, 4);
   const auto nothing = [](const auto&, std::size_t) { return 0.0f; };
   EXPECT_THAT(check_of(nothing).finding, HasSubstr("nothing is added to its gradient"));

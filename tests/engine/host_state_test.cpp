@@ -559,9 +559,9 @@ TEST_F(HostState, TheStartSaysWhatStaysAndWhy) {
               HasSubstr(" of state that is asked for on nvme stay in host memory: tranche.host_state is "
                         "9.54 MiB\n"));
   run.offload.host_state = 0;
-  run.offload.host_state_reason = ", as auto finds nothing";
+  run.offload.host_state_reason = ", because auto found nothing";
   EXPECT_THAT(summary(), HasSubstr("0 B of "));
-  EXPECT_THAT(summary(), HasSubstr("tranche.host_state is 0 B, as auto finds nothing\n"));
+  EXPECT_THAT(summary(), HasSubstr("tranche.host_state is 0 B, because auto found nothing\n"));
 }
 
 }  // namespace

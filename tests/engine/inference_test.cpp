@@ -163,7 +163,7 @@ TEST(Inference, ScopesOfManyKindsArePlannedUntilTheyAreTooMany) {
       },
       [](Config&, RuntimeOptions& options) { options.log_level = LogLevel::info; });
   const std::string text = ::testing::internal::GetCapturedStderr();
-  const std::size_t said = text.find("passes of many shapes take different buffers");
+  const std::size_t said = text.find("passes of many shapes need different buffers");
   EXPECT_NE(said, std::string::npos) << text;
   EXPECT_EQ(text.find("passes of many shapes", said + 1), std::string::npos) << "once";
 }

@@ -158,7 +158,8 @@ TEST(ModelSpec, DimensionsDivideTheirTensor) {
     return message_of<InvalidArgument>([&] { (void)of(dimensions); });
   };
   const char* text =
-      "the dimensions of tensor 'w' of unit 'a' are not one for each of [4, 12], in whole blocks and grains";
+      "tensor 'w' of unit 'a' needs one dimension for each extent of its shape [4, 12], whose blocks and "
+      "grains divide that extent";
   EXPECT_THAT(refusal({{"width"}}), HasSubstr(text));
   EXPECT_THAT(refusal({{"width"}, {"heads", 3, 3}}), HasSubstr(text));
   EXPECT_THAT(refusal({{"width"}, {"heads", 5}}), HasSubstr(text));

@@ -229,11 +229,10 @@ TEST_F(PartialLoad, RefusalsNameTheTensorAndTheWayOutAndChangeNothing) {
   wide.add_unit({"tied",
                  {{"tied.a", Shape{7}, Initializer::zeros()}, {"tied.b", Shape{65, 3}, Initializer::zeros()}},
                  2});
-  EXPECT_THAT(
-      refusal(wide, {.partial = true}, {}),
-      HasSubstr("tensor tied.b has shape [64, 3] in " + folder +
-                ", but [65, 3] in this model; a partial load leaves it out under another name (--rename "
-                "tied.b=unused.tied.b)"));
+  EXPECT_THAT(refusal(wide, {.partial = true}, {}),
+              HasSubstr("tensor tied.b has shape [64, 3] in " + folder +
+                        ", but [65, 3] in this model; to leave it out of a partial load, give it an unused "
+                        "name (--rename tied.b=unused.tied.b)"));
   ModelSpec none;
   none.add_unit({"alone", {{"alone.a", Shape{7}, Initializer::zeros()}}, 1});
   EXPECT_THAT(refusal(none, {.partial = true}, {}),

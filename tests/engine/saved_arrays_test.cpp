@@ -90,8 +90,8 @@ TEST_F(Saving, ArraysOfAllRanksAreGivenToAnyNumberOfThem) {
           wrong += table[i] != 10.0 + static_cast<double>(part.begin) + static_cast<double>(i) ? 1 : 0;
         }
         EXPECT_EQ(wrong, 0);
-        const std::string note = "arrays of each rank (random) were saved by " + std::to_string(n) +
-                                 " and cannot be given to " + std::to_string(m);
+        const std::string note = "per-rank arrays (random) were saved with world size " + std::to_string(n) +
+                                 " and cannot be loaded with world size " + std::to_string(m);
         EXPECT_EQ(std::count(loaded.notes.begin(), loaded.notes.end(), note), n == m ? 0 : 1);
         std::vector<std::int64_t> random(static_cast<std::size_t>(2 + runtime.rank()));
         const std::vector<ArrayTarget> own{
@@ -103,8 +103,8 @@ TEST_F(Saving, ArraysOfAllRanksAreGivenToAnyNumberOfThem) {
         } else {
           EXPECT_THAT(message_of<CheckpointError>([&] { engine.load_arrays(loaded.folder, own); }),
                       AllOf(HasSubstr("array 'random' of "),
-                            HasSubstr("is one of each rank, saved by " + std::to_string(n) +
-                                      ": it cannot be given to " + std::to_string(m))));
+                            HasSubstr("is stored per rank, with world size " + std::to_string(n) +
+                                      ": it cannot be loaded with world size " + std::to_string(m))));
         }
       });
     }
@@ -209,7 +209,7 @@ TEST_F(Saving, WhatACheckpointDoesNotHoldOfArraysIsNamed) {
     EXPECT_THAT(text({{"mean", {single.data(), DataType::float32, Shape{10}}}}),
                 HasSubstr("is fp64, asked for as fp32"));
     EXPECT_THAT(text({{"mean", view_of(memory), 292}}),
-                HasSubstr("has 301 elements, asked for are 10 from 292 on"));
+                HasSubstr("has 301 elements, but the load wants 10 from element 292 on"));
     // An error of one rank is an error on all.
     EXPECT_THAT(text(runtime.rank() == 1 ? std::vector<ArrayTarget>{{"none", view_of(memory)}}
                                          : std::vector<ArrayTarget>{}),

@@ -337,7 +337,7 @@ TEST(WholeMatrices, AreNamedInTheTableOfTheStart) {
     EXPECT_NE(text.find("Muon 2 tensors of 3 matrices (335 elements), AdamW 5 tensors (1320 elements)"),
               text.npos)
         << text;
-    EXPECT_NE(text.find(" matrices to their owners and back, whose work is at most "), text.npos) << text;
+    EXPECT_NE(text.find(" matrices to their owners and back (no owner has more than "), text.npos) << text;
   });
 }
 

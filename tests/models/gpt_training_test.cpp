@@ -399,9 +399,10 @@ TEST(GptTraffic, GroupsThatAreRecomputedStayGatheredOrAreGatheredOnceMore) {
           EXPECT_THAT(engine.summary(), ::testing::HasSubstr(bytes(reduced) + " gradients + " +
                                                              bytes(gathered) + " parameters"))
               << where;
-          EXPECT_THAT(engine.summary(),
-                      ::testing::HasSubstr(every > depth ? "one gather more for all but the last"
-                                                         : "one gather serves recomputation"));
+          EXPECT_THAT(
+              engine.summary(),
+              ::testing::HasSubstr(every > depth ? "all units of a group but the last are gathered once more"
+                                                 : "one gather serves recomputation"));
         });
       }
     }

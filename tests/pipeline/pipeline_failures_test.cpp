@@ -48,10 +48,10 @@ TEST(Pipeline, SaysWhichSettingsHaveNoEffectOrAreNone) {
               HasSubstr("tranche.tie_sum: 'apart' is not one of together, by_use"));
   EXPECT_THAT(problem(R"("pipeline_chunks": 2)"), HasSubstr("tranche.pipeline_chunks has no effect"));
   EXPECT_THAT(problem(R"("pipeline_chunks": -1)"), HasSubstr("tranche.pipeline_chunks"));
-  EXPECT_THAT(problem(R"("pipeline_cuts": "best")"),
-              HasSubstr("tranche.pipeline_cuts: expected balanced, equal, parameters, or a list with the "
-                        "number of the first unit "
-                        "of each stage or chunk but the first, not \"best\""));
+  EXPECT_THAT(
+      problem(R"("pipeline_cuts": "best")"),
+      HasSubstr("tranche.pipeline_cuts: expected balanced, equal, parameters, or a list with the number of "
+                "the first unit of every stage (or chunk) except the first one, not \"best\""));
   const Config read = parse_config(
       R"({"tranche": {"mesh": "pipeline=2", "pipeline_cuts": [3], "pipeline_schedule": "afab", "pipeline_chunks": 1}})",
       2);

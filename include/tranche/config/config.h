@@ -94,7 +94,7 @@ struct DebugConfig {
   double host_link_bytes_per_second =
       0;  ///< speed limit of the CPU device's copies between device and host tier; 0: unlimited
   bool plan_memory = true;  ///< pack the step's memory after the step was recorded
-  int ranks_per_host = 0;   ///< treat so many consecutive ranks as one node; 0: the actual nodes
+  int ranks_per_host = 0;   ///< treat this many consecutive ranks as one node; 0: the actual nodes
   /// Compare the order of gathers and reductions between the ranks in every step, even if nothing is sent.
   bool compare_calls = false;
 };
@@ -157,7 +157,7 @@ struct Config {
   TieSum tie_sum = TieSum::together;  ///< validate_config() sets by_use where the mesh has a pipeline
   PipelineCuts pipeline_cuts = PipelineCuts::balanced;
   std::string pipeline_cuts_key = "tranche.pipeline_cuts";  ///< the key that set it, for messages
-  std::vector<int> pipeline_begins;  ///< listed: the first unit of each stage but the first
+  std::vector<int> pipeline_begins;  ///< listed: the first unit of every stage except the first
   /// `tranche.pipeline_schedule`: afab, 1f1b, interleaved, breadth-first, zb-h1 or zb-v, or the path of a
   /// file with a schedule, which every rank reads.
   std::string pipeline_schedule = "1f1b";
@@ -184,7 +184,7 @@ struct Config {
   int depth = 2;
   GatherFor gather_for = GatherFor::use;  ///< `tranche.gather_for`; no effect below stage 3
   /// `stage3_param_persistence_threshold`: stage 3 keeps a unit's tensors whole on every rank when each of
-  /// them has at most so many elements. 0: none.
+  /// them has at most this many elements. 0: none.
   std::int64_t persistent_tensor_elements = 0;
   /// `stage3_model_persistence_threshold`: the most elements that are kept whole; units are taken in order.
   std::int64_t persistent_model_elements = std::numeric_limits<std::int64_t>::max();

@@ -20,14 +20,14 @@ struct GradientCheckOptions {
   double tolerance = 5e-3;
 };
 
-/// A tensor's gradient beside central differences of the loss.
+/// A tensor's gradient compared with central differences of the loss.
 struct TensorCheck {
   std::string unit, tensor;
   Shape shape;
   bool frozen = false;       ///< it has no gradient, so nothing was compared
   std::int64_t checked = 0;  ///< elements that were compared
   std::int64_t unresolved =
-      0;  ///< compared elements whose gradient is too small beside the loss's rounding to decide
+      0;  ///< compared elements whose gradient is too small against the loss's rounding to decide
   /// Compared elements at which the loss has a kink in the weight itself (a ReLU of a sum that is exactly 0).
   /// The backward lies between the slopes on both sides, and neither slope is the right one.
   std::int64_t kinks = 0;

@@ -36,7 +36,7 @@ struct RuntimeOptions {
   std::string collectives = "auto";                    ///< `tranche.collectives`
   bool inline_progress = false;   ///< `tranche.progress: inline`, for adopted MPI communicators
   std::string mesh = {};          ///< `tranche.mesh`; empty: all ranks shard
-  int ranks_per_host = 0;         ///< declares nodes of so many consecutive ranks; 0: the actual nodes
+  int ranks_per_host = 0;         ///< declares nodes of this many consecutive ranks; 0: the actual nodes
   bool trace = false;             ///< record spans
   std::int64_t trace_events = 0;  ///< the most spans that are kept, the first and the latest; 0: all
   LogLevel log_level = LogLevel::info;
