@@ -185,7 +185,7 @@ void resolve(PlanRequest& request, std::vector<int> ranks, const MostOfAll& most
   const std::int64_t allowed = -most(-allowed_of(request.host_memory));
   if (allowed == no_limit) {
     offload.host_state = 0;
-    offload.host_state_reason = ", as auto finds no limit of host memory (--host-memory gives one)";
+    offload.host_state_reason = ", because auto found no limit of host memory (--host-memory gives one)";
     return;
   }
   HostNeed need(request, std::move(ranks), most);
@@ -202,9 +202,9 @@ void resolve(PlanRequest& request, std::vector<int> ranks, const MostOfAll& most
   }
   need.rethrow();
   offload.host_state = fits;
-  offload.host_state_reason =
-      fmt::format(", as auto finds {} a rank ({}), of which all else takes {}; 0 has all on the disk",
-                  format_bytes(allowed), source_of(request.host_memory), format_bytes(beside));
+  offload.host_state_reason = fmt::format(
+      ", because auto found {} a rank ({}), of which everything else takes {}; 0 puts all of it on the disk",
+      format_bytes(allowed), source_of(request.host_memory), format_bytes(beside));
 }
 
 }  // namespace

@@ -160,7 +160,7 @@ std::string mesh_search_text(const MeshSearchRequest& request, const MeshSearchR
   text += count_row("  by activations", counts.by_activations,
                     "with the activations that a plan of equal stages had");
   text += count_row("  by the micro-batch", counts.by_micro_batch, "a smaller one does not fit");
-  text += count_row("  by time", counts.by_time, "they take no less than the choice");
+  text += count_row("  by time", counts.by_time, "they take at least as long as the choice");
   text += count_row("  refused", counts.refused, "a run would not start");
   text += count_row(
       "  run", counts.planned,
@@ -174,7 +174,7 @@ std::string mesh_search_text(const MeshSearchRequest& request, const MeshSearchR
     text += fmt::format("  {} of the meshes cannot be used; {}: {}\n", refused, first->mesh, first->verdict);
   }
   if (!result.fits) {
-    text += fmt::format("\nnothing fits in {}: {} lacks least: it takes {}, {} more than there is\n",
+    text += fmt::format("\nnothing fits in {}: {} comes closest: it takes {}, {} more than is available\n",
                         format_bytes(fit.budget), describe(result.chosen), peaks_text(result.chosen),
                         format_bytes(result.chosen.missing));
     return text + search_row("what would make room", room_text(request, result)) + "\n";

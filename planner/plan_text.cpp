@@ -117,7 +117,8 @@ std::string model_rows(const PlanRequest& request, const PlanResult& result) {
                                                  effective.checkpoint_every == 1 ? "" : "s")
                                    : "kept");
   } else {
-    text += row("activations", "NOT COVERED: a list of units says nothing of them; add what the model keeps");
+    text += row("activations",
+                "NOT COVERED: a list of units does not describe activations; add what the model keeps");
   }
   for (const std::string& note : result.notes) text += row("note", note);
   return text;
@@ -193,7 +194,7 @@ std::string offload_rows(const PlanRequest& request, const PlanResult& result) {
          static_cast<double>(bytes.nvme_written) / rates.nvme, "reads and writes share it");
   }
   if (cost.compute == 0) {
-    return text + "  nothing is said of compute (flops_per_token), so not whether it hides this\n";
+    return text + "  flops_per_token is not given, so whether compute hides this is not known\n";
   }
   line("compute", grouped(result.tokens) + " tok", cost.compute,
        operations_text(rates.operations) + "/s" + from("--flops"));
@@ -239,7 +240,7 @@ std::string memory_rows(const PlanRequest& request, const PlanResult& result) {
     text += fmt::format("  {:<16}{:>14}{:>14}{:>14}\n", "in all", format_bytes(account.peak), "",
                         format_bytes(account.persistent.total()));
     if (tier == Tier::device) {
-      text += "  (other has the step's packed block where and while nothing else is in it)\n";
+      text += "  (other includes the parts of the step's packed block that are unused at that moment)\n";
     }
     const auto [phase, unit] = phase_and_unit(account);
     text += fmt::format("  peak of {} ({} B) in {}{}; held then:\n", format_bytes(account.peak),
@@ -300,7 +301,7 @@ std::string traffic_rows(const PlanRequest& request, const PlanResult& result) {
                 : result.crossing_exact
                     ? fmt::format("{} from this rank; others of its node may send more or less",
                                   format_bytes(result.crossing_bytes))
-                    : fmt::format("at most {}: less where what is meant for all ranks of a node crosses once",
+                    : fmt::format("at most {}: less if data for all ranks of a node crosses only once",
                                   format_bytes(result.crossing_bytes)));
   }
   if (const std::optional<OtherGathering>& other = result.other_gathering) {
@@ -583,7 +584,7 @@ std::string fit_text(const FitRequest& request, const FitResult& result) {
   std::string missing;
   const auto beyond = [&](std::int64_t bytes, std::int64_t limit, const char* of) {
     if (limit == 0 || bytes <= limit) return;
-    missing += fmt::format("{}{}{}, {} more than there is", missing.empty() ? "" : " and ",
+    missing += fmt::format("{}{}{}, {} more than is available", missing.empty() ? "" : " and ",
                            format_bytes(bytes), of, format_bytes(bytes - limit));
   };
   beyond(peak, request.budget, "");

@@ -87,9 +87,9 @@ void find_ends(const GenerateOptions& options, Source& source) {
   const bool bytes = source.identity.tokenizer.kind == Tokenizer::Kind::bytes;
   if (!source.ends.empty() || bytes) return;
   source.notes.push_back(fmt::format(
-      "no token ends a text: {} {}; each has --tokens {}", options.from,
+      "no end token is known: {} {}; every text gets all --tokens {}", options.from,
       folder.empty()
-          ? "carries no generation_config.json, config.json or tokenizer, which say it"
+          ? "carries no generation_config.json, config.json or tokenizer that names one"
           : "has no eos_token_id in generation_config.json or config.json and no tokenizer with an end token",
       options.tokens));
 }
@@ -223,7 +223,7 @@ std::vector<Prompt> read_prompts(const std::string& path, training::TextFormat f
     }
     const std::string where = fmt::format("--prompts {}, line {}", path, number);
     if (const auto text = training::read_json_prompt(line, chat, where)) {
-      if (text->empty()) refuse(number, "its messages are written as nothing");
+      if (text->empty()) refuse(number, "the chat template writes no text for its messages");
       prompts.push_back({*text, {}, true});
       const std::vector<std::string> keys = training::unread_keys(line, chat);
       unread.insert(keys.begin(), keys.end());
@@ -256,10 +256,10 @@ std::vector<std::int32_t> tokens_of(const std::string& text, bool rendered, cons
     const std::vector<std::int32_t> prompt = source.encoding->encode(text);
     tokens.insert(tokens.end(), prompt.begin(), prompt.end());
   } else if (source.identity.tokenizer.kind != Tokenizer::Kind::bytes) {
-    throw ConfigurationError(fmt::format(
-        "{} is of {}: which numbers the --prompt is in them is not known; give --tokenizer a folder with "
-        "its tokenizer, or give --prompt-tokens",
-        options.from, describe(source.identity.tokenizer)));
+    throw ConfigurationError(
+        fmt::format("{} is of {}: how the --prompt is encoded in them is not known; give --tokenizer a "
+                    "folder with its tokenizer, or give --prompt-tokens",
+                    options.from, describe(source.identity.tokenizer)));
   } else {
     for (const char c : text) tokens.push_back(static_cast<unsigned char>(c));
   }

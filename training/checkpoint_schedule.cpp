@@ -131,9 +131,9 @@ void CheckpointSchedule::save_if_sound() {
   if (last_step_ == engine_.steps()) return;
   if (engine_.skipped_at_end() == 0 && !engine_.in_doubt()) return save();
   if (!owed_ && options_.say) {
-    options_.say(
-        fmt::format("the checkpoint that is due at step {} waits for a step that is taken{}", engine_.steps(),
-                    engine_.in_doubt() ? ": the weights may be ruined" : ", as this one was skipped"));
+    options_.say(fmt::format(
+        "the checkpoint that is due at step {} waits for a step that is not skipped{}", engine_.steps(),
+        engine_.in_doubt() ? ": the weights may be ruined" : ", as this one was skipped"));
   }
   owed_ = true;
 }
@@ -142,16 +142,16 @@ void CheckpointSchedule::save_best() {
   bool there = false;
   for (const Evaluation& evaluation : evaluations_) there = there || evaluation.set == options_.keep_best;
   if (!there) {
-    throw InvalidArgument(
-        fmt::format("the best checkpoint is kept by '{}', which was not evaluated", options_.keep_best));
+    throw InvalidArgument(fmt::format(
+        "the best checkpoint is chosen by the loss on '{}', which was not evaluated", options_.keep_best));
   }
   const std::optional<BestCheckpoint> one = present();
   if (one && best_ &&
       (one->tokens != best_->tokens || (one->data != best_->data && one->data != 0 && best_->data != 0))) {
     if (options_.say) {
       options_.say(
-          fmt::format("{} was the best so far, with a loss of {:.4f} over {} tokens of '{}'; these are other "
-                      "windows, so the best is looked for anew",
+          fmt::format("{} was the best so far, with a loss of {:.4f} over {} tokens of '{}'; this loss is "
+                      "over other windows, so the search for the best starts again",
                       best_->path, best_->loss, best_->tokens, best_->set));
     }
     best_.reset();

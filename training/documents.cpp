@@ -128,12 +128,12 @@ std::string text_of(const std::vector<Segment>& segments) {
 void require_same(const std::string& text, const std::string& own, const ChatFormat& chat,
                   std::string_view origin) {
   if (text == own) return;
-  throw ConfigurationError(fmt::format(
-      "{}: chat template {} writes another text than the template of the tokenizer's folder ({}), which the "
-      "model was made with: {}; with --chat-template own the folder's writes it, with --chat-template "
-      "FILE.jinja one of your own, whatever the folder has",
-      origin, template_names[static_cast<std::size_t>(chat.built_in)], chat.own->origin(),
-      first_difference(text, own)));
+  throw ConfigurationError(
+      fmt::format("{}: chat template {} writes another text than the template of the tokenizer's folder "
+                  "({}), which the model was made with: {}; --chat-template own uses the folder's template, "
+                  "--chat-template FILE.jinja uses one of your own, whatever the folder has",
+                  origin, template_names[static_cast<std::size_t>(chat.built_in)], chat.own->origin(),
+                  first_difference(text, own)));
 }
 
 bool is_fixed(std::string_view key) {

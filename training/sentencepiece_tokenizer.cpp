@@ -176,9 +176,9 @@ void add_merges(const SentencePieceModel& model, bool by_score, const BaseVocabu
 /// for spaces.
 void require_plain(const SentencePieceModel& model, bool llama, std::string_view origin) {
   constexpr std::string_view why =
-      ", which SentencePiece and transformers do in different ways, so it is not supported: models of type "
-      "bpe "
-      "with the rule identity and remove_extra_whitespaces false are, as those of Llama and Mistral";
+      ", which SentencePiece and transformers do in different ways, so it is not supported; supported are "
+      "models of type bpe with the normalizer rule identity and remove_extra_whitespaces false, such as "
+      "those of Llama and Mistral";
   if (!model.pair_encoding)
     refuse(origin, fmt::format("is not of byte pair encoding (trainer_spec.model_type){}", why));
   if (model.normalizes) refuse(origin, fmt::format("changes characters by a table (normalizer_spec){}", why));

@@ -149,7 +149,8 @@ TEST(HostState, NoLimitThatIsKnownKeepsNothing) {
   PlanRequest request = request_of(1);
   resolve_host_state(request);
   EXPECT_EQ(request.config.offload.host_state, 0);
-  EXPECT_THAT(request.config.offload.host_state_reason, HasSubstr("auto finds no limit of host memory"));
+  EXPECT_THAT(request.config.offload.host_state_reason,
+              HasSubstr("because auto found no limit of host memory"));
 }
 
 TEST(HostState, LeavesHalfOfAMachineAndCountsACpusDeviceMemory) {
@@ -171,8 +172,9 @@ TEST(HostState, LeavesHalfOfAMachineAndCountsACpusDeviceMemory) {
   resolve_host_state(request);
   EXPECT_GE(request.config.offload.host_state, room);
   EXPECT_LT(request.config.offload.host_state, none.state.asked_on_nvme);
-  EXPECT_THAT(request.config.offload.host_state_reason,
-              AllOf(HasSubstr("what its control group's limit leaves, less "), HasSubstr("all else takes")));
+  EXPECT_THAT(
+      request.config.offload.host_state_reason,
+      AllOf(HasSubstr("what its control group's limit leaves, less "), HasSubstr("everything else takes")));
 }
 
 TEST(HostState, RanksOfATensorAxisTakeTheSameBytes) {
@@ -602,9 +604,9 @@ TEST(HostState, PlansSayWhatStaysToTheByte) {
               HasSubstr("of " + all + " B asked for on nvme 0 B stay in host memory"));
   EXPECT_THAT(plan({"--host-memory", "1GiB"}),
               AllOf(HasSubstr("of " + all + " B asked for on nvme " + all + " B stay in host memory"),
-                    HasSubstr("as auto finds 1.00 GiB a rank (the limit that is given)"),
+                    HasSubstr("because auto found 1.00 GiB a rank (the limit that is given)"),
                     Not(HasSubstr("read from nvme"))));
-  EXPECT_THAT(plan({"--host-memory", "0"}), HasSubstr("auto finds no limit of host memory"));
+  EXPECT_THAT(plan({"--host-memory", "0"}), HasSubstr("because auto found no limit of host memory"));
   EXPECT_THAT(plan({"--host-state", "100KiB"}), HasSubstr("tranche.host_state is 100.00 KiB\n"));
   const auto search = [&](const char* ranks, const char* axes, const char* host_memory, bool as_json) {
     std::vector<std::string> more{"--fit",         "64MiB",    "--ranks", ranks,
@@ -615,10 +617,11 @@ TEST(HostState, PlansSayWhatStaysToTheByte) {
   };
   EXPECT_THAT(search("1", "search", "1GiB", false),
               AllOf(HasSubstr("of " + all + " B asked for on nvme " + all + " B stay in host memory"),
-                    HasSubstr(", as auto finds 1.00 GiB a rank (the limit that is given)"),
+                    HasSubstr(", because auto found 1.00 GiB a rank (the limit that is given)"),
                     HasSubstr("parameters nvme, host state "), HasSubstr(" --host-state " + all + " ")));
-  EXPECT_THAT(search("2", "search, tensor=2", "1GiB", false),
-              AllOf(HasSubstr("\ntranche.host_state is "), HasSubstr(", as auto finds 1.00 GiB a rank")));
+  EXPECT_THAT(
+      search("2", "search, tensor=2", "1GiB", false),
+      AllOf(HasSubstr("\ntranche.host_state is "), HasSubstr(", because auto found 1.00 GiB a rank")));
   EXPECT_THAT(search("1", "search", "0", false),
               AllOf(HasSubstr(" 0 B stay in host memory"), HasSubstr(" --host-state 0 ")));
   const json found = json::parse(search("1", "search", "1GiB", true));

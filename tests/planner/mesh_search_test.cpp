@@ -473,7 +473,7 @@ TEST(MeshSearchProgram, TellsWhatItChoseAndTriedAndHowToRunIt) {
               AllOf(HasSubstr("search of 15 meshes of 4 ranks within 64.00 MiB"),
                     HasSubstr("by a formula: a rank sends"), HasSubstr("without a machine file (--machine)"),
                     HasSubstr("choice                     "), HasSubstr("why "),
-                    HasSubstr("on the meta device"), HasSubstr("they take no less than the choice"),
+                    HasSubstr("on the meta device"), HasSubstr("they take at least as long as the choice"),
                     HasSubstr("mpirun -n 4 tranche train --model gpt-nano --config " + file),
                     HasSubstr("configuration: " + file)));
   const ProgramResult again = planned_by({"--config", file, "--device-memory", "64MiB"});
@@ -530,9 +530,9 @@ TEST(MeshSearchProgram, SaysThatOneStageOfAPipelineWasSimulated) {
 TEST(MeshSearchProgram, SaysWhatWouldMakeRoom) {
   const ProgramResult result = planned_by({"--fit", "2200KiB", "--mesh", "search"});
   EXPECT_EQ(result.status, 3) << result.errors;
-  EXPECT_THAT(result.out, AllOf(HasSubstr("nothing fits in 2.15 MiB: "), HasSubstr(" lacks least: it takes "),
-                                HasSubstr(" more than there is"), HasSubstr("what would make room"),
-                                HasSubstr("--fit ")));
+  EXPECT_THAT(result.out, AllOf(HasSubstr("nothing fits in 2.15 MiB: "),
+                                HasSubstr(" comes closest: it takes "), HasSubstr(" more than is available"),
+                                HasSubstr("what would make room"), HasSubstr("--fit ")));
 }
 
 TEST(MeshSearchProgram, RefusesWhatASearchDoesNotHave) {

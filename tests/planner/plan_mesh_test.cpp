@@ -306,8 +306,8 @@ TEST(PlanOfAMesh, TellsWhatLayersSendBetweenNodes) {
         (10 * model.layers + 4) * 128 / ranks * model.width * size_of(request.config.precision.compute) +
         3 * 128 * 4;
     return fmt::format(
-        "tranche.mesh \"{}\": ranks of tensor are on several nodes: layers wait for {} that a rank "
-        "sends the others a step, of which {} go to other nodes",
+        "tranche.mesh \"{}\": ranks of tensor are on several nodes: layers wait for {} that a rank sends the "
+        "others in each step, and {} of it go to other nodes",
         mesh, format_bytes(to_each * (ranks - 1)), format_bytes(to_each * elsewhere));
   };
   EXPECT_THAT(notes("tensor=4"), testing::Contains(between("tensor=4", 4, 2)));
@@ -315,12 +315,11 @@ TEST(PlanOfAMesh, TellsWhatLayersSendBetweenNodes) {
   const std::int64_t to_each = 6 * models::GptConfig::preset("gpt-mini").layers * 128 / 4 *
                                models::GptConfig::preset("gpt-mini").width *
                                size_of(request.config.precision.compute);
-  EXPECT_THAT(
-      notes("context=4"),
-      testing::Contains(fmt::format(
-          "tranche.mesh \"context=4\": ranks of context are on several nodes: layers wait for {} that "
-          "a rank sends the others a step, of which {} go to other nodes",
-          format_bytes(3 * to_each), format_bytes(2 * to_each))));
+  EXPECT_THAT(notes("context=4"),
+              testing::Contains(fmt::format(
+                  "tranche.mesh \"context=4\": ranks of context are on several nodes: layers wait for {} "
+                  "that a rank sends the others in each step, and {} of it go to other nodes",
+                  format_bytes(3 * to_each), format_bytes(2 * to_each))));
   request.ranks_per_node = 3;  // ranks 0 and 1 are on one node, ranks 2 and 3 are not
   EXPECT_THAT(notes("shard=2, tensor=2"), testing::Contains(between("shard=2, tensor=2", 2, 1)));
 }

@@ -321,7 +321,7 @@ TEST(Fit, SaysHowMuchIsMissing) {
   EXPECT_GT(result.missing, 0);
   for (const FitTrial& trial : result.ladder) EXPECT_FALSE(trial.fits);
   EXPECT_THAT(fit_text(request, result),
-              AllOf(HasSubstr("nothing fits in 8.00 MiB"), HasSubstr("more than there is")));
+              AllOf(HasSubstr("nothing fits in 8.00 MiB"), HasSubstr("more than is available")));
 }
 
 TEST(Fit, KeepsWhatIsGiven) {
@@ -549,7 +549,7 @@ TEST(PlanCommand, ActivationsOfListsAreNotCovered) {
   EXPECT_THAT(tools::test::run({"plan", "--model", list, "--sequence", "5"}).errors,
               HasSubstr("which has no sequences"));
   EXPECT_THAT(tools::test::run({"plan", "--model", list, "--documents"}).errors,
-              HasSubstr("takes no places of documents"));
+              HasSubstr("does not use document boundaries"));
   const std::vector<std::string> llama{"plan", "--model", "qwen3-nano", "--documents"};
   EXPECT_EQ(tools::test::run(llama).status, 0);
 }
@@ -602,7 +602,7 @@ TEST(PlanCommand, Refusals) {
   EXPECT_THAT(refused({"--ranks", "65537"}), HasSubstr("at most 65536"));
   EXPECT_THAT(refused({"--ranks", "2", "--rank", "2"}), HasSubstr("--rank 2 is not below --ranks 2"));
   EXPECT_THAT(refused({"--documents"}),
-              HasSubstr("--documents: GPT2LMHeadModel takes no places of documents"));
+              HasSubstr("--documents: GPT2LMHeadModel does not use document boundaries"));
   EXPECT_THAT(refused({"--rank", "-1"}), HasSubstr("--rank is -1"));
   EXPECT_THAT(refused({"--ranks-per-node", "-1"}), HasSubstr("--ranks-per-node is -1"));
   EXPECT_THAT(refused({"--fit", "much"}), HasSubstr("--fit: 'much' is not a size"));

@@ -221,7 +221,7 @@ TEST_F(Generate, SaysWhatItCannotDo) {
   const std::vector<Case> cases{
       {{"--from", tokens, "--prompt", "a"},
        2,
-       "is of tokens below 300: which numbers the --prompt is in them is not known"},
+       "is of tokens below 300: how the --prompt is encoded in them is not known"},
       {{"--from", tokens, "--prompt-tokens", "299,300"},
        2,
        "token 300 of the prompt is not below the model's vocabulary of 300"},
@@ -341,8 +341,8 @@ TEST_F(Generate, SaysThatNoTokenEndsAText) {
   const std::string tokens = test::save_gpt(folder_.path("tokens"), test::tiny_gpt(300), {});
   const ProgramResult result = generate({"--from", tokens, "--prompt-tokens", "1", "--tokens", "2"});
   EXPECT_EQ(result.status, 0);
-  EXPECT_THAT(result.errors, AllOf(HasSubstr("note: no token ends a text: " + tokens + " carries no"),
-                                   HasSubstr("each has --tokens 2")));
+  EXPECT_THAT(result.errors, AllOf(HasSubstr("note: no end token is known: " + tokens + " carries no"),
+                                   HasSubstr("every text gets all --tokens 2")));
 }
 
 TEST_F(Generate, LogitsThatAreNotFiniteAreAnError) {

@@ -354,7 +354,8 @@ TEST_F(HuggingFace, ImportNamesBothSidesOfWhatDoesNotFit) {
               HasSubstr("wpe.weight and transformer.wpe.weight are the same tensor of the model"));
   made = tiny_tensors("");
   made.tensors.emplace_back("lm_head.weight", std::vector<std::int64_t>{255, 15});
-  EXPECT_THAT(refused(made), HasSubstr("lm_head.weight is not equal to wte.weight: a tensor of its own"));
+  EXPECT_THAT(refused(made),
+              HasSubstr("lm_head.weight is not equal to wte.weight: they are separate tensors"));
   made = tiny_tensors("");
   made.tensors.emplace_back("wpe.bias", std::vector<std::int64_t>{2, 1, 1, 1, 1, 1, 1});
   EXPECT_THAT(refused(made), HasSubstr("tensor wpe.bias"));
@@ -391,7 +392,7 @@ TEST_F(HuggingFace, AnotherPrefixOfTheNamesHasARenameForAdvice) {
     more.insert(more.begin(), {"import", folder_.path("hf"), "--to", folder_.path("run")});
     return checkpoint_command(more);
   };
-  const std::string there = "; with another prefix of their names all tensors of the model are there: add";
+  const std::string there = "; all tensors of the model are there under another name prefix: add";
   const auto advises = [&](const std::vector<std::string>& rules) {
     std::string advice = there;
     std::vector<std::string> flags;
@@ -414,7 +415,7 @@ TEST_F(HuggingFace, AnotherPrefixOfTheNamesHasARenameForAdvice) {
   with_names(without);  // LlamaModel and a head beside it
   advises({"lm_head.weight=lm_head.weight", "*=model.*"});
   EXPECT_THAT(import({"--partial"}).out,
-              HasSubstr("with another prefix of their names all tensors of the model are there: add --rename "
+              HasSubstr("all tensors of the model are there under another name prefix: add --rename "
                         "'lm_head.weight=lm_head.weight' --rename '*=model.*'\n"));
   with_names([](const std::string& name) { return "module." + name; });
   advises({"module.*=*"});
@@ -484,9 +485,12 @@ TEST_F(HuggingFace, APartialImportRefusesShapesAndWhatHoldsNothingOfTheModel) {
   };
   HandMade made = tiny_tensors("");
   made.tensors[1].second = {25, 15};
-  EXPECT_THAT(refused(made, {"--partial"}),
-              AllOf(HasSubstr("transformer.wpe.weight is [25, 15] and not [24, 15]"),
-                    HasSubstr("one of another shape is left out by --rename NAME=unused.NAME")));
+  EXPECT_THAT(
+      refused(made, {"--partial"}),
+      AllOf(
+          HasSubstr("transformer.wpe.weight is [25, 15] and not [24, 15]"),
+          HasSubstr(
+              "to leave out a tensor of another shape, give it an unused name: --rename NAME=unused.NAME")));
   EXPECT_THAT(refused(made, {}),
               HasSubstr("tranche checkpoint import --partial takes the tensors that both have"));
   HandMade other;
@@ -514,7 +518,7 @@ TEST_F(HuggingFace, AHeadThatDiffersInOneBitIsRefused) {
   file.back() = static_cast<char>(file.back() ^ 1);
   const ProgramResult result = checkpoint_command({"import", write("hf", file), "--to", folder_.path("run")});
   EXPECT_EQ(result.status, 4);
-  EXPECT_THAT(result.errors, HasSubstr("a tensor of its own, while the model has one for both"));
+  EXPECT_THAT(result.errors, HasSubstr("they are separate tensors, but the model ties them into one"));
 }
 
 TEST_F(HuggingFace, FoldersThatAreNone) {

@@ -195,7 +195,7 @@ TEST(Program, AResumedRunFitsInTheLimitThatAutoUsesUp) {
   for (const std::int64_t room : {50'000, 150'000, 250'000}) {
     const std::string limit = std::to_string(least + reader + block + 8192 + room);
     const std::string out = train({"--resume", saves + "/step-00000001", "--host-memory", limit});
-    EXPECT_THAT(out, AllOf(HasSubstr("as auto finds 32."), Not(HasSubstr("tranche.host_state is 0 B"))));
+    EXPECT_THAT(out, AllOf(HasSubstr("because auto found 32."), Not(HasSubstr("tranche.host_state is 0 B"))));
   }
 }
 
@@ -249,7 +249,7 @@ TEST(Program, OffloadChangesNoBitAndSaysWhatItMoves) {
   const json automatic = with_host_state("auto");
   EXPECT_THAT(
       out, AllOf(HasSubstr(" of state that is asked for on nvme stay in host memory: tranche.host_state is "),
-                 HasSubstr(", as auto finds "), HasSubstr("; 0 has all on the disk"),
+                 HasSubstr(", because auto found "), HasSubstr("; 0 puts all of it on the disk"),
                  Not(HasSubstr("on nvme ("))));
   EXPECT_EQ(automatic["steps"].back()["offload_bytes"]["nvme_read"], 0);
   const json partly = with_host_state("200KiB");

@@ -73,10 +73,9 @@ TEST(ScheduleCheckCommand, AddsMessagesAndSaysSo) {
   const std::string file = folder.write("mine.csv", "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n");
   const ProgramResult done = check_schedule({file, "--model", "stream"});
   EXPECT_EQ(done.status, 0);
-  EXPECT_EQ(done.errors,
-            "note: " + file +
-                " has no messages; checked is what runs: with a receive in front of each action that reads "
-                "one, and a send behind the one that made it\n");
+  EXPECT_EQ(done.errors, "note: " + file +
+                             " has no messages; what a run would do is checked: a receive before each action "
+                             "that reads a message, and a send after the action that makes it\n");
   EXPECT_THAT(done.out, HasSubstr("2 stages, 2 micro-batches, 2 chunks, 16 actions"));
 }
 

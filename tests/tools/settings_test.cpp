@@ -455,8 +455,8 @@ TEST(Settings, DataWithoutAnythingToLearnAreRefused) {
             "the tokens is learned; hold out other data with --validation-data or --validation-fraction");
   EXPECT_EQ(refused({"--data", learned, "--validation-data", first, "--eval-batches", "1"}),
             "the held-out windows hold nothing to evaluate: 1 window of 10 tokens was looked at, and none of "
-            "the tokens "
-            "is learned; --eval-batches takes more of the 55 windows, --validation-data other ones");
+            "the tokens is learned; a larger --eval-batches takes more of the 55 windows, --validation-data "
+            "takes other windows");
   EXPECT_THAT(refused({"--data", none}, "evaluate"),
               HasSubstr("the held-out windows hold nothing to evaluate"));
   EXPECT_EQ(refused({"--data", none, "--validation-data", learned}, "evaluate"), "")
@@ -590,7 +590,8 @@ TEST(Settings, CopiesOfAFileToTrainOnAreSaid) {
   EXPECT_THAT(notes({a, b}), testing::IsEmpty());
   EXPECT_THAT(notes({a, b, a}), ElementsAre(note(a)));
   EXPECT_THAT(notes({folder.path("*.txt")}), ElementsAre(note(link)));
-  EXPECT_THAT(notes({a, link, a}), ElementsAre(note(link) + "; so it is with 1 more of --data"));
+  EXPECT_THAT(notes({a, link, a}),
+              ElementsAre(note(link) + "; the same holds for 1 more of the --data files"));
 }
 
 TEST(Settings, AFileThatIsTooShortForItsTailTellsWhatHelps) {

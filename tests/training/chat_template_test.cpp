@@ -229,7 +229,7 @@ TEST(ChatTemplate, WhatIsLearnedHasToBeKnown) {
                     "{% if add_generation_prompt %}Answer:{% endif %}",
                     talk);
               }),
-              HasSubstr("begins a message of the assistant otherwise than the answer that it asks for"));
+              HasSubstr("begins an assistant message differently from the answer that it asks for"));
   const auto refused = [](const std::string& text) {
     return message_of<ConfigurationError>([&] { (void)learned(text, talk); });
   };
@@ -305,7 +305,7 @@ TEST(ChatFormat, TheFoldersTemplateIsTheLaw) {
       AllOf(
           HasSubstr("line 7: chat template chatml writes another text than the template of the tokenizer's"),
           HasSubstr("tokenizer_config.json (chat_template)"),
-          HasSubstr("behind 1 equal bytes '|im_start|>user\\nHi<|im_end|>\\n<|im_start|' stands for "
+          HasSubstr("after 1 equal bytes, '|im_start|>user\\nHi<|im_end|>\\n<|im_start|' stands in place of "
                     "'s>Hi</s>Yes</s>"),
           HasSubstr("--chat-template own"), HasSubstr("FILE.jinja")));
   const std::string file = other.folder.write("mine.jinja", "{{ messages[0].content }}{{ eos_token }}");

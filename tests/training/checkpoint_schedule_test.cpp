@@ -192,9 +192,10 @@ TEST(CheckpointSchedule, LossesOfOtherWindowsAreNotCompared) {
   EXPECT_THAT(said, testing::IsEmpty()) << "so many tokens of what may be the same windows";
   EXPECT_EQ(best_checkpoint(path)->step, 1);
   run({{"a/b", {3, 9}, 0xab}, {"a/b", {4, 9}, 0xab}});
-  EXPECT_THAT(said,
-              ElementsAre(path + "/step-00000001 was the best so far, with a loss of 1.0000 over 7 tokens "
-                                 "of 'a/b'; these are other windows, so the best is looked for anew"));
+  EXPECT_THAT(
+      said,
+      ElementsAre(path + "/step-00000001 was the best so far, with a loss of 1.0000 over 7 tokens of 'a/b'; "
+                         "this loss is over other windows, so the search for the best starts again"));
   EXPECT_EQ(best_checkpoint(path)->step, 4);
   EXPECT_EQ(user_of(path, 4)["evaluations"]["a/b"]["data"], "00000000000000ab");
   EXPECT_THAT(steps_in(path), ElementsAre(5, 4)) << "the best on the earlier windows is kept no more";
@@ -335,7 +336,7 @@ TEST(CheckpointSchedule, RefusesWhatItCannotKeep) {
     EXPECT_THAT(message_of<InvalidArgument>([&] {
                   schedule.evaluated({{"other", {1, 1}}});
                 }),
-                HasSubstr("the best checkpoint is kept by 'a/b', which was not evaluated"));
+                HasSubstr("the best checkpoint is chosen by the loss on 'a/b', which was not evaluated"));
     options.user = "[1]";
     EXPECT_THAT(message_of<InvalidArgument>([&] { CheckpointSchedule(trained.engine, options); }),
                 HasSubstr("is no JSON object: [1]"));

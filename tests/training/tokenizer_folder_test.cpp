@@ -168,9 +168,9 @@ TEST(TokenizerFolder, WhatCannotBeHonouredIsRefusedWithFileAndKey) {
   ModelFolder folder;
   folder.config = {{"tokenizer_class", "LlamaTokenizer"}};
   const std::string why =
-      ", which SentencePiece and transformers do in different ways, so it is not supported: models of type "
-      "bpe "
-      "with the rule identity and remove_extra_whitespaces false are, as those of Llama and Mistral";
+      ", which SentencePiece and transformers do in different ways, so it is not supported; supported are "
+      "models of type bpe with the normalizer rule identity and remove_extra_whitespaces false, such as "
+      "those of Llama and Mistral";
   folder.model.normalizer = "";
   EXPECT_EQ(folder.refusal(), "") << "the class does not look at spaces";
   folder.config = json::object();

@@ -47,9 +47,9 @@ std::optional<std::vector<NamedShape>> renamed(const std::vector<SafeTensor>& te
   return found;
 }
 
-/// The --rename that gives the folder every tensor of the model by another prefix of its names; empty if
-/// there is none. `extra` and `missing` are a name that only the folder has, as it is stored, and one that
-/// only the model has. Tensors that fit already keep their names by rules of their own.
+/// The --rename flags with which the folder has every tensor of the model, under another name prefix; empty
+/// if there are none. `extra` and `missing` are a name that only the folder has, as it is stored, and one
+/// that only the model has. Tensors that fit already keep their names by rules of their own.
 std::string prefix_advice(const std::vector<SafeTensor>& tensors, const TensorsTaken& taken,
                           const models::LanguageModel& model, const std::string& path,
                           const std::string& extra, const std::string& missing) {
@@ -79,7 +79,7 @@ std::string prefix_advice(const std::vector<SafeTensor>& tensors, const TensorsT
       if (!found) continue;
       const TensorDifferences differences = compare_tensors(spec, *found);
       if (!differences.missing.empty() || !differences.shapes.empty()) continue;
-      std::string text = "with another prefix of their names all tensors of the model are there: add";
+      std::string text = "all tensors of the model are there under another name prefix: add";
       for (const auto& [name, renamed] : added) text += fmt::format(" --rename '{}={}'", name, renamed);
       return text + (differences.extra.empty() || taken.partial ? "" : " --partial");
     }
@@ -114,7 +114,7 @@ HuggingFaceModel::HuggingFaceModel(detail::FileSystem& files, std::string path, 
     model_ = models.from_json(text, origin);
   } else {
     throw ConfigurationError(fmt::format(
-        "there is no config.json in {}, so what model it is of is not known: give --model a preset or a file",
+        "there is no config.json in {}, so its model is not known: give --model a preset or a file",
         folder()));
   }
   take_tensors(origin, taken);
@@ -161,8 +161,10 @@ void HuggingFaceModel::take_tensors(const std::string& origin, const TensorsTake
   }
   if (!differences.shapes.empty() || (!taken.partial && differences.any())) {
     if (advice.empty()) {
-      advice = taken.partial ? "one of another shape is left out by --rename NAME=unused.NAME"
-                             : "tranche checkpoint import --partial takes the tensors that both have";
+      advice =
+          taken.partial
+              ? "to leave out a tensor of another shape, give it an unused name: --rename NAME=unused.NAME"
+              : "tranche checkpoint import --partial takes the tensors that both have";
     }
     throw CheckpointError(fmt::format("{} does not hold the model of {}{}; {}", path_, origin,
                                       differences.to_string(), advice));
@@ -203,8 +205,8 @@ void HuggingFaceModel::require_equal(const SafeTensor& alias, const SafeTensor& 
   }
   if (same) return;
   throw CheckpointError(
-      fmt::format("{}: {} is not equal to {}: a tensor of its own, while the model has one for both", path_,
-                  alias.name, tensor.name));
+      fmt::format("{}: {} is not equal to {}: they are separate tensors, but the model ties them into one",
+                  path_, alias.name, tensor.name));
 }
 
 void HuggingFaceModel::read(const std::string& tensor, detail::ElementRange elements, DataType dtype,

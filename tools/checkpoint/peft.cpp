@@ -176,9 +176,10 @@ std::string peft_config(const models::LanguageModel& model, const LoraConfig& lo
     return imported.dump(2) + "\n";
   }
   if (base.is_null()) {
-    notes.push_back(fmt::format(
-        "{} names no base, which was not imported: write its path or name as base_model_name_or_path",
-        peft_config_name));
+    notes.push_back(
+        fmt::format("{} names no base, because the base was not imported: write its path or name as "
+                    "base_model_name_or_path",
+                    peft_config_name));
   }
   // PEFT's transposed layers are those of Conv1D, which store [in, out].
   const bool in_out = has_in_out(with_adapters(model.spec(model.shape().positions), lora));
@@ -223,8 +224,8 @@ LoraConfig lora_from_peft(std::string_view text, std::string_view file) {
     bias.fail(fmt::format("is {}: only adapters are trained beside the base", json["bias"].dump()));
   if (const JsonNode init = root["init_lora_weights"]; init && !leaves_base(json["init_lora_weights"])) {
     init.fail(
-        fmt::format("is {}: it changes the base's weights, which are not the base's of this run; "
-                    "convert the adapters with PEFT's path_initial_model_for_weight_conversion",
+        fmt::format("is {}: it changes the base's weights, so they are not those of this run's base; convert "
+                    "the adapters with PEFT's path_initial_model_for_weight_conversion",
                     json["init_lora_weights"].dump()));
   }
   constexpr std::array<std::string_view, 8> read{

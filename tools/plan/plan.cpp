@@ -175,9 +175,9 @@ planner::PlanRequest plan_request(const Options& options) {
   }
   request.documents = options.documents;
   if (options.documents && (!request.model.language || !request.model.language->takes_documents())) {
-    throw ConfigurationError(
-        fmt::format("--documents: {} takes no places of documents, so that they need no memory; leave it out",
-                    request.model.language ? request.model.language->architecture() : options.model));
+    throw ConfigurationError(fmt::format(
+        "--documents: {} does not use document boundaries, so they need no memory; leave the flag out",
+        request.model.language ? request.model.language->architecture() : options.model));
   }
   if (request.model.language) {
     request.sequence = sequence_of(options.sequence, *request.model.language, request.config.notes);

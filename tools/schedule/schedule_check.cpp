@@ -37,9 +37,8 @@ Checked checked(const ScheduleCheckOptions& options) {
   result.schedule = pipeline::with_messages(given);
   if (result.schedule != given && pipeline::find_schedule(options.source) == nullptr) {
     result.notes.push_back(
-        fmt::format("{} has no messages; checked is what runs: with a receive in front of each action that "
-                    "reads one, and a "
-                    "send behind the one that made it",
+        fmt::format("{} has no messages; what a run would do is checked: a receive before each action that "
+                    "reads a message, and a send after the action that makes it",
                     options.source));
   }
   result.verdict = pipeline::check(result.schedule, pipeline::message_model_named(options.model),

@@ -39,11 +39,11 @@ void require_no_strangers(detail::FileSystem& files, const std::string& folder, 
   std::string text;
   for (std::size_t i = 0; i < std::min(most, strangers.size()); ++i) text += "\n  " + strangers[i];
   if (strangers.size() > most) text += fmt::format("\n  and {} more", strangers.size() - most);
-  throw CheckpointError(fmt::format(
-      "--resume {}: there is no checkpoint named step-NNNNNNNN in {}, but the folder is not empty, "
-      "and the run does not begin anew beside what it cannot use:{}\nrename or move these, give "
-      "--resume the path of a checkpoint, or leave --resume out to begin anew",
-      options.resume, folder, text));
+  throw CheckpointError(
+      fmt::format("--resume {}: there is no checkpoint named step-NNNNNNNN in {}, but the folder is not "
+                  "empty, and no new run is started beside files that it cannot use:{}\nrename or move "
+                  "these, give --resume the path of a checkpoint, or leave --resume out to begin anew",
+                  options.resume, folder, text));
 }
 
 /// The error for a --resume that names nothing, beside a folder with checkpoints.
@@ -117,10 +117,10 @@ void hold_against(const RunIdentity& present, const models::ModelRegistry& model
   resume_source.changes.insert(resume_source.changes.end(), adjusted.begin(), adjusted.end());
   // Imported weights have no data and no training sequence length.
   if (!saved.data.empty() && saved.sequence != present.sequence) {
-    resume_source.notes.push_back(fmt::format(
-        "{} was trained on sequences of {} tokens, this run has {}: its losses are those of another "
-        "length; --sequence {} compares",
-        resume_source.folder, saved.sequence, present.sequence, saved.sequence));
+    resume_source.notes.push_back(
+        fmt::format("{} was trained on sequences of {} tokens, this run has {}: their losses cannot be "
+                    "compared; --sequence {} makes them comparable",
+                    resume_source.folder, saved.sequence, present.sequence, saved.sequence));
   }
   if (!(saved.tokenizer == present.tokenizer)) {
     resume_source.notes.push_back(
@@ -131,7 +131,7 @@ void hold_against(const RunIdentity& present, const models::ModelRegistry& model
 
 namespace {
 
-/// A line if weights lie beside the model that the run does not begin with; empty if there are none.
+/// A line if the model's folder has weights with which the run does not begin; empty otherwise.
 std::string note_on_weights(detail::FileSystem& files, const Options& options) {
   const std::string folder =
       options.model.ends_with(".json") ? detail::parent_path(options.model) : options.model;
@@ -139,8 +139,8 @@ std::string note_on_weights(detail::FileSystem& files, const Options& options) {
                            "pytorch_model.bin.index.json"}) {
     if (!files.exists(detail::join_path(folder, name))) continue;
     return fmt::format(
-        "the weights are drawn: {} in '{}' is not read; tranche checkpoint import {} --to BASE takes it, and "
-        "{} BASE begins with it",
+        "the weights are randomly initialised: {} in '{}' is not read; tranche checkpoint import {} --to "
+        "BASE takes it, and {} BASE begins with it",
         name, folder, folder, options.command == Command::train ? "--resume-weights-only" : "--from");
   }
   return {};
@@ -212,8 +212,8 @@ ResumeSource find_resume_source(detail::FileSystem& files, const Options& option
       const auto best = training::best_checkpoint(path, options.best_by);
       if (!best) {
         throw CheckpointError(
-            fmt::format("--resume best: no checkpoint in {} has a loss{}, as those have that --keep-best "
-                        "saves; --resume latest takes the newest",
+            fmt::format("--resume best: no checkpoint in {} has a recorded loss{}; --keep-best records one "
+                        "when it saves a checkpoint; --resume latest takes the newest",
                         path, options.best_by.empty() ? "" : " on '" + options.best_by + "'"));
       }
       path = best->path;

@@ -81,17 +81,18 @@ std::vector<std::string> notes_on_start(const Options& options, const Config& co
   std::vector<std::string> notes = notes_on_tokenizers(data.files(), tokenizer_folders(options, source));
   if (config.lora.any() && source.folder.empty()) {
     notes.emplace_back(
-        "tranche.lora: adapters are trained beside weights that are drawn; --resume-weights-only takes a "
-        "model's");
+        "tranche.lora: adapters are trained on a randomly initialised base; --resume-weights-only takes a "
+        "model's weights");
   }
   const bool chosen = options.learning_rate || !options.config.empty() ||
                       std::any_of(options.set.begin(), options.set.end(), [](const std::string& set) {
                         return set.starts_with("optimizer") || set.starts_with("scheduler");
                       });
   if (options.command == Command::train && source.weights_only && !chosen) {
-    notes.push_back(fmt::format(
-        "--lr: not given: {}, a rate for weights that are drawn, and these are not (transformers: 5e-05)",
-        config.optimizer.learning_rate));
+    notes.push_back(
+        fmt::format("--lr: not given: {}, a rate for randomly initialised weights, but these were trained "
+                    "(transformers: 5e-05)",
+                    config.optimizer.learning_rate));
   }
   return notes;
 }

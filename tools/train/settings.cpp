@@ -478,7 +478,8 @@ std::string note_on_copies(const std::vector<std::unique_ptr<training::TokenFile
           file->path(), first->second);
     }
   }
-  return copies > 1 ? fmt::format("{}; so it is with {} more of --data", note, copies - 1) : note;
+  return copies > 1 ? fmt::format("{}; the same holds for {} more of the --data files", note, copies - 1)
+                    : note;
 }
 
 /// Throws unless some target of the windows is learned; number(i) is the i-th of `count`.
@@ -545,9 +546,10 @@ Data open_data(const Options& options, const Settings& settings) {
         *set.windows, taken, [&](std::int64_t k) { return set.numbers[static_cast<std::size_t>(k)]; },
         fmt::format("the held-out windows{} hold nothing to evaluate",
                     name.empty() ? "" : " of '" + name + "'"),
-        taken < all
-            ? fmt::format("--eval-batches takes more of the {} windows, --validation-data other ones", all)
-            : "hold out other data with --validation-data or --validation-fraction");
+        taken < all ? fmt::format("a larger --eval-batches takes more of the {} windows, --validation-data "
+                                  "takes other windows",
+                                  all)
+                    : "hold out other data with --validation-data or --validation-fraction");
   };
   if (tails) hold_out("", std::move(ends_of_files));
   if (tails && options.command == Command::evaluate) {

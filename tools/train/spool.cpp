@@ -43,15 +43,15 @@ Spool::Spool(const std::string& path) : path_(path), file_(nullptr, &std::fclose
   const int error = errno;
   if (file >= 0) ::close(file);
   throw ConfigurationError(
-      fmt::format("what is to go into '{}' has no place until then: {}; name a file in a folder that takes "
-                  "others, or set TMPDIR to one",
+      fmt::format("no temporary file can be made for '{}': {}; name a file in a folder where files can be "
+                  "created, or set TMPDIR to such a folder",
                   path, std::strerror(error)));
 }
 
 void Spool::fail(int error) const {
-  throw IoError(fmt::format("'{}' is not written, as what was to go into it could not be kept: {}", path_,
-                            std::strerror(error)),
-                error);
+  throw IoError(
+      fmt::format("'{}' is not written, because its temporary file failed: {}", path_, std::strerror(error)),
+      error);
 }
 
 void Spool::add(std::string_view text) {

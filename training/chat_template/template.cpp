@@ -237,7 +237,7 @@ std::vector<Segment> JinjaTemplate::own_segments(const Json& conversation, const
       // The request may contain lines about reasoning that earlier answers do not have.
       if (differs != header.end()) common = common.substr(0, common.rfind('\n') + 1);
       if (differs != header.end() && common.empty())
-        untold("begins a message of the assistant otherwise than the answer that it asks for");
+        untold("begins an assistant message differently from the answer that it asks for");
       const std::size_t end = end_of_turn(turn, common.size(), messages[message]);
       if (is_learned(message) && end > common.size()) learned.push_back({begin + common.size(), begin + end});
     }
@@ -276,7 +276,7 @@ std::string first_difference(std::string_view first, std::string_view second) {
     return rest.empty() ? std::string("its end")
                         : detail::printable(jinja::python_quoted(rest.substr(0, end)));
   };
-  return fmt::format("behind {} equal bytes {} stands for {}", at, part(first), part(second));
+  return fmt::format("after {} equal bytes, {} stands in place of {}", at, part(first), part(second));
 }
 
 }  // namespace tranche::training
