@@ -10,7 +10,8 @@ It asks gcov about every object of a build that was compiled with --coverage. Th
 large units and headers count for their real sources, and a line is covered if any object has run it. A branch is the nth one of its line.
 A call that may throw is no branch: neither the exception nor the normal return counts. Files in tests/, bench/ and examples/ do not count,
 nor do those that CMake has written, nor those outside of the repository; a public header counts for its layer's folder. Objects that nothing has
-run count as not covered. Processes that are killed or abort leave no counts.
+run count as not covered. Processes that are killed or abort leave no counts. One that is killed while it writes them can damage the
+.gcda file of an object; the script then fails and names the file.
 
 --json writes what can be covered and what was, so that --merge can put the parts of a run together, and --compare can say the difference in points.
 --lost lists the lines and branches that OTHER covered and this one did not, which is of use only where both have the same sources.
@@ -30,7 +31,8 @@ SCHEMA = "tranche-coverage-1"
 LEFT_OUT = ("tests", "bench", "examples")
 KINDS = ("lines", "branches")
 AT_ONCE = 8  # objects in one call of gcov
-UNUSABLE = re.compile(r":(stamp mismatch|version ')")  # gcov continues after these messages and counts nothing
+# gcov continues after these messages, and counts nothing of the object, or nothing from there on
+UNUSABLE = re.compile(r":(stamp mismatch|version '|profile mismatch|unknown function|overflowed|corrupted|not a gcov data file)")
 MEMBERS = ("lines", "covered_lines", "branches", "covered_branches")
 
 
@@ -82,7 +84,8 @@ def covered_by(objects, gcov, prefix, root, build):
     done = subprocess.run(command + objects, cwd=build, capture_output=True, text=True, check=False)
     if done.returncode != 0 or UNUSABLE.search(done.stderr):
         raise Unusable(f"gcov failed with status {done.returncode}: {done.stderr.strip()[-2000:]}\nWhere counts are of an earlier build, "
-                       f"use --reset and run the tests again; --gcov names the gcov of the compiler.")
+                       f"use --reset and run the tests again; remove a file that a killed process has damaged, and run the tests again; --gcov "
+                       f"names the gcov of the compiler.")
     files, names = {}, {}
     for text in done.stdout.splitlines():
         if not text:

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """coverage.py combines the objects of one source, leaves out what does not count, and reports a drop of the totals. Tested with programs of
 a few lines that are compiled here."""
+import array
 import json
 import pathlib
 import shutil
@@ -155,6 +156,19 @@ class Coverage(unittest.TestCase):
             self.assertEqual(status, 2)
             self.assertIn("stamp mismatch", output)
             self.assertIn("use --reset and run the tests again", output)
+
+    def test_damaged_counts_are_refused(self):
+        self.run_program()
+        with tempfile.TemporaryDirectory() as other:
+            copy = pathlib.Path(other) / "build"
+            shutil.copytree(self.build, copy)
+            words = array.array("I", (copy / "unity_0.cxx.gcda").read_bytes())
+            words[words.index(0x01000000) + 4] ^= 1  # a function: tag, length, identity, checksum of its lines, checksum of its branches
+            (copy / "unity_0.cxx.gcda").write_bytes(words.tobytes())
+            status, output = self.run_script(copy)
+            self.assertEqual(status, 2, output)
+            self.assertIn("unity_0.cxx.gcda:profile mismatch", output)
+            self.assertIn("remove a file that a killed process has damaged, and run the tests again", output)
 
     def test_usage(self):
         def refused(text, *arguments):
