@@ -467,7 +467,7 @@ TEST_F(CrashTest, WhatPeersHaveTakenOfTheSpaceCountsForTheSave) {
   (void)files.open(join_path(saves.temporary(1), "shard-00001-of-00002.h5"), OpenMode::create_new);
   saves.prepare(1, 1100);
   EXPECT_THAT(message_of<CheckpointError>([&] { saves.prepare(1, 1101); }),
-              HasSubstr("needs 1101 bytes, and 1100 are free"));
+              HasSubstr("needs 1101 bytes, but only 1100 are free"));
 }
 
 TEST_F(CrashTest, RetentionKeepsTheLastAndMilestones) {

@@ -118,7 +118,7 @@ TEST(LimitResource, RefusesBeforeUpstreamAndShowsTheLedger) {
     memory.allocate({300, Category::gradients, "h.1 gradient"});
   });
   EXPECT_THAT(text, HasSubstr("'h.1 gradient' (gradients) asks for 300 B (300 B) of device memory"));
-  EXPECT_THAT(text, HasSubstr("limit of 1.00 KiB (1024 B)"));
+  EXPECT_THAT(text, HasSubstr("the limit is 1.00 KiB (1024 B)"));
   EXPECT_THAT(text, HasSubstr("768 B (768 B) are held and only 256 B are left"));
   EXPECT_THAT(text, HasSubstr("parameters"));
   EXPECT_THAT(text, HasSubstr("at peak"));
