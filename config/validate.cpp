@@ -286,8 +286,9 @@ void check_pipeline(Config& config, const Mesh& mesh, Problems& problems) {
     if (asked) problems.add(fmt::format("{}: not with {}: {}", key, what, reason));
   };
   refuse(config.gradient_noise_scale, "tranche.gradient_noise_scale",
-         "gradients are added by use, as in a pipeline, where each stage has only part of each gradient; "
-         "turn this setting off");
+         stages > 1 ? "each stage has only part of each gradient; turn the noise scale off"
+                    : "gradients are added by use, as on a pipeline, whose stages each have only part of a "
+                      "gradient; turn the noise scale off");
   if (stages == 1) return;
   if (config.accumulation_steps < stages) {
     config.notes.push_back(fmt::format(
@@ -325,8 +326,8 @@ void check_tensor(Config& config, const Mesh& mesh, Problems& problems) {
   if (config.lora.any() && config.lora.dropout > 0 && config.leaves_whole("inner")) {
     problems.add(
         "tranche.lora.dropout: tranche.layout leaves inner whole, so adapters of the MLP see only their "
-        "rank's own rows, and would draw other dropout masks for them than one rank; set it to 0, or leave "
-        "inner out of the layout");
+        "rank's own rows, and their dropout masks would differ from those of a run on one rank; set it to "
+        "0, or leave inner out of the layout");
   }
 }
 
@@ -348,7 +349,7 @@ void check_context(Config& config, const Mesh& mesh, Problems& problems) {
          "a sample's gradient is the sum over the ranks of context, which rounds differently on another "
          "number of them; leave one of the two out");
   refuse(config.gradient_noise_scale, "tranche.gradient_noise_scale",
-         "each rank of context has only part of each sample's gradient; turn this setting off");
+         "each rank of context has only part of each sample's gradient; turn the noise scale off");
   refuse(config.tensor_sums == TensorSums::chain && mesh.size(MeshAxis::tensor) > 1, "tranche.tensor_sums",
          "chain promises the bits of one rank, but sums over parts of sequences round differently; write "
          "rank_order");

@@ -45,8 +45,8 @@ void require_dimensions(const UnitSpec& unit, const TensorSpec& tensor) {
   }
   if (fits) return;
   throw InvalidArgument(
-      fmt::format("tensor '{}' of unit '{}' needs one dimension for each extent of its shape {}, whose "
-                  "blocks and grains divide that extent",
+      fmt::format("tensor '{}' of unit '{}' needs one dimension for each extent of its shape {}: its "
+                  "blocks must divide the extent, and its grain must divide each block",
                   tensor.name, unit.name, tensor.shape.to_string()));
 }
 

@@ -68,7 +68,7 @@ void note_added_by_use(const StateStore& store, const Config& config, std::vecto
       continue;
     notes.push_back(
         fmt::format("zero_optimization.zero_quantized_gradients: gradients of {} and of other tied tensors "
-                    "travel in {}: the gradient of each use is rounded by itself before they are added",
+                    "travel in {}: the gradients of the uses are each rounded before they are added",
                     store.tensors()[static_cast<std::size_t>(flat->tensors.front())].name,
                     name_of(config.precision.communication)));
     return;

@@ -157,13 +157,13 @@ std::vector<TensorCut> tensor_cuts(const ModelSpec& model, const Config& config,
   const std::string name = title_of(model);
   if (!any_cut && !dimensions.empty()) {
     throw ConfigurationError(
-        fmt::format("{}tranche.layout leaves whole all dimensions of {} that the axis tensor cuts, so all {} "
-                    "ranks would compute the same; leave one of {} out of the layout",
+        fmt::format("{}tranche.layout leaves whole all dimensions of {} that the axis tensor can cut, so all "
+                    "{} ranks would compute the same; leave one of {} out of the layout",
                     mesh, name, ranks, list_of(model.whole_dimensions)));
   }
   if (dimensions.empty()) {
     throw ConfigurationError(
-        fmt::format("{}{} names no dimension that the axis tensor cuts (ModelSpec::tensor_dimensions), so "
+        fmt::format("{}{} names no dimension that the axis tensor can cut (ModelSpec::tensor_dimensions), so "
                     "all {} ranks would compute the same; leave tensor out",
                     mesh, name, ranks));
   }

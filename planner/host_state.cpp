@@ -203,7 +203,8 @@ void resolve(PlanRequest& request, std::vector<int> ranks, const MostOfAll& most
   need.rethrow();
   offload.host_state = fits;
   offload.host_state_reason = fmt::format(
-      ", because auto found {} a rank ({}), of which everything else takes {}; 0 puts all of it on the disk",
+      ", because auto found {} a rank ({}), of which everything else takes {}; 0 puts all of this state on "
+      "the disk",
       format_bytes(allowed), source_of(request.host_memory), format_bytes(beside));
 }
 

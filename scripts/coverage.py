@@ -19,6 +19,7 @@ run count as not covered. Processes that are killed or abort leave no counts. On
 Exit status: 0, 1 --compare found that lines or branches in all have fallen by more than --allow (0.5 points), 2 usage, or gcov failed.
 """
 import argparse
+import array
 import concurrent.futures
 import json
 import os
@@ -50,6 +51,17 @@ def join(into, more):
         mine = into.setdefault(path, empty())
         for member in MEMBERS:
             mine[member] |= found[member]
+
+
+def whole(counts):
+    """Says if a .gcda file has its end: records of a tag, a length and data, and then a tag of 0. gcov takes the end of a file for that tag. GCC 12
+    and later count lengths in bytes and have a fourth word before the first record; a length below 0 stands for counters that are all 0."""
+    words = array.array("i", counts[:len(counts) // 4 * 4])
+    major = words[1].to_bytes(4, "big")[:2] if len(words) > 1 else b""
+    at, size = (4, 4) if major >= b"B2" else (3, 1)
+    while at < len(words) and words[at] != 0:
+        at += 2 + (max(words[at + 1], 0) // size if at + 1 < len(words) else 0)
+    return at < len(words)
 
 
 def source_name(path, folder, root, build):
@@ -128,8 +140,12 @@ def collect(build, gcov, root, jobs):
     objects = sorted(str(path) for path in build.rglob("*.gcno"))
     if not objects:
         raise Unusable(f"{build} has no .gcno files: it was not compiled with --coverage (cmake --preset coverage)")
-    if next(build.rglob("*.gcda"), None) is None:
+    counted = sorted(build.rglob("*.gcda"))
+    if not counted:
         raise Unusable(f"{build} has no .gcda files: no test has run there")
+    for path in counted:
+        if not whole(path.read_bytes()):
+            raise Unusable(f"{path} has no end: a process was killed while it wrote the file. Remove it, and run the tests again")
     prefix = source_folder(build)
     root = pathlib.Path(os.path.realpath(root or prefix or pathlib.Path(__file__).resolve().parent.parent))
     files = {}

@@ -98,8 +98,7 @@ void add_model_flags(CLI::App& app, Options& options) {
   add(app, "--device-memory", options.device_memory, "SIZE", "most memory of a rank, like 512MiB");
   add(app, "--host-memory", options.host_memory, "SIZE", "most host memory of a rank, like 64GiB");
   add(app, "--host-state", options.host_state, "SIZE|auto",
-      "host memory of a rank that keeps state asked for on nvme off the disk; 0: none (default: auto, what "
-      "is free)");
+      "host memory of a rank for state that is asked for on nvme; 0: none (default: auto, what is free)");
   add(app, "--nvme-space", options.nvme_space, "SIZE", "most room of a rank's swap file, like 1TiB");
 }
 

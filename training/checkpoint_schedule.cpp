@@ -150,8 +150,8 @@ void CheckpointSchedule::save_best() {
       (one->tokens != best_->tokens || (one->data != best_->data && one->data != 0 && best_->data != 0))) {
     if (options_.say) {
       options_.say(
-          fmt::format("{} was the best so far, with a loss of {:.4f} over {} tokens of '{}'; this loss is "
-                      "over other windows, so the search for the best starts again",
+          fmt::format("{} was the best so far, with a loss of {:.4f} over {} tokens of '{}'; the new loss "
+                      "is over other windows, so the search for the best starts again",
                       best_->path, best_->loss, best_->tokens, best_->set));
     }
     best_.reset();

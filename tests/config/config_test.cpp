@@ -893,7 +893,8 @@ TEST(Config, ALayoutNamesDimensions) {
                {"tranche.mesh=tensor=2", "tranche.lora.rank=2", "tranche.lora.dropout=0.1"}),
       HasSubstr(
           "tranche.lora.dropout: tranche.layout leaves inner whole, so adapters of the MLP see only their "
-          "rank's own rows, and would draw other dropout masks for them than one rank; set it to 0"));
+          "rank's own rows, and their dropout masks would differ from those of a run on one rank; set it to "
+          "0, or leave inner out of the layout"));
 }
 
 TEST(Config, APipelineByDeepSpeedsBlock) {
@@ -906,6 +907,11 @@ TEST(Config, APipelineByDeepSpeedsBlock) {
   EXPECT_THAT(parse_config(two, 8).notes, Not(Contains(taken)));
   EXPECT_THAT(parse_config(two, 8, {"tranche.tie_sum=together"}).notes, Contains(taken));
   EXPECT_THAT(parse_config("{}", 8, {"tranche.tie_sum=together"}).notes, Not(Contains(taken)));
+  EXPECT_THAT(
+      problems("{}", 2, {"tranche.tie_sum=by_use", "tranche.gradient_noise_scale=true"}),
+      HasSubstr(
+          "tranche.gradient_noise_scale: not with tranche.tie_sum by_use: gradients are added by use, as "
+          "on a pipeline, whose stages each have only part of a gradient; turn the noise scale off"));
   EXPECT_EQ(parse_config(two, 8, {"zero_optimization.mics_shard_size=2"}).mesh,
             "pipeline=2, replicate=*, shard=2");
   EXPECT_EQ(parse_config(block(R"("stages": 1)"), 8).mesh, "");

@@ -70,7 +70,7 @@ TEST(ContextAxis, RefusesWhatItsRanksCannotShare) {
       "them; leave one of the two out");
   refused([](Config& c) { c.gradient_noise_scale = true; },
           "tranche.gradient_noise_scale: tranche.mesh \"context=2\" with context=2 cannot be used with it: "
-          "each rank of context has only part of each sample's gradient; turn this setting off");
+          "each rank of context has only part of each sample's gradient; turn the noise scale off");
   EXPECT_THAT(text_of({4, "context=2, tensor=2"}, [](Config& c) { c.tensor_sums = TensorSums::chain; }),
               HasSubstr("tranche.tensor_sums: tranche.mesh \"context=2, tensor=2\" with context=2 cannot be "
                         "used with it: chain promises the bits of one rank, but sums over parts of sequences "
@@ -101,8 +101,8 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
   without.tensor_dimensions.clear();
   EXPECT_THAT(
       text_of({2, "tensor=2"}, {}, without),
-      HasSubstr("the model names no dimension that the axis tensor cuts (ModelSpec::tensor_dimensions), so "
-                "all 2 ranks would compute the same; leave tensor out"));
+      HasSubstr("the model names no dimension that the axis tensor can cut (ModelSpec::tensor_dimensions), "
+                "so all 2 ranks would compute the same; leave tensor out"));
   ModelSpec twice = cut_model();
   twice.tensor_dimensions.emplace_back("width");
   EXPECT_THAT(text_of({2, "tensor=2"}, {}, twice),
@@ -138,7 +138,7 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
       with_layout({{"inner", "whole"}}, 2, unused),
       HasSubstr(
           "tranche.mesh \"tensor=2\": tranche.layout leaves whole all dimensions of the model that the axis "
-          "tensor cuts, so all 2 ranks would compute the same; leave one of inner out of the layout"));
+          "tensor can cut, so all 2 ranks would compute the same; leave one of inner out of the layout"));
   EXPECT_THAT(text_of({4, "pipeline=2, tensor=2"}, [](Config& c) { c.layout["vocabulary"] = "whole"; }),
               HasSubstr("tranche.mesh \"pipeline=2, tensor=2\": tensor wte is shared by two stages of a "
                         "pipeline, which the axis tensor does not support yet"));
@@ -173,8 +173,7 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
                 "micro_batch"));
   EXPECT_THAT(text_of({4, "pipeline=2, tensor=2"}, [](Config& c) { c.gradient_noise_scale = true; }),
               HasSubstr("tranche.gradient_noise_scale: not with tranche.mesh \"pipeline=2, tensor=2\": "
-                        "gradients are added by use, as in a pipeline, where each stage has only part of "
-                        "each gradient; turn this setting off"));
+                        "each stage has only part of each gradient; turn the noise scale off"));
   EXPECT_THAT(with([](Config& c) { c.tensor_sums = TensorSums::chain; }),
               HasSubstr("tranche.tensor_sums: chain: the model does not compute in chains "
                         "(ModelSpec::chain_sums); write rank_order"));

@@ -158,8 +158,8 @@ TEST(ModelSpec, DimensionsDivideTheirTensor) {
     return message_of<InvalidArgument>([&] { (void)of(dimensions); });
   };
   const char* text =
-      "tensor 'w' of unit 'a' needs one dimension for each extent of its shape [4, 12], whose blocks and "
-      "grains divide that extent";
+      "tensor 'w' of unit 'a' needs one dimension for each extent of its shape [4, 12]: its blocks must "
+      "divide the extent, and its grain must divide each block";
   EXPECT_THAT(refusal({{"width"}}), HasSubstr(text));
   EXPECT_THAT(refusal({{"width"}, {"heads", 3, 3}}), HasSubstr(text));
   EXPECT_THAT(refusal({{"width"}, {"heads", 5}}), HasSubstr(text));

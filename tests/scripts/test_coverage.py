@@ -11,6 +11,8 @@ import tempfile
 import unittest
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "coverage.py"
+sys.path.insert(0, str(SCRIPT.parent))
+import coverage  # noqa: E402
 CHOICE = """#pragma once
 template <class Number>
 Number not_negative(Number number) {
@@ -169,6 +171,19 @@ class Coverage(unittest.TestCase):
             self.assertEqual(status, 2, output)
             self.assertIn("unity_0.cxx.gcda:profile mismatch", output)
             self.assertIn("remove a file that a killed process has damaged, and run the tests again", output)
+
+    def test_counts_without_an_end_are_refused(self):
+        self.run_program()
+        with tempfile.TemporaryDirectory() as other:
+            copy = pathlib.Path(other) / "build"
+            shutil.copytree(self.build, copy)
+            counts = (copy / "unity_0.cxx.gcda").read_bytes()
+            self.assertTrue(coverage.whole(counts))
+            self.assertEqual([length for length in range(len(counts)) if coverage.whole(counts[:length])], [])
+            (copy / "unity_0.cxx.gcda").write_bytes(counts[:-4])
+            status, output = self.run_script(copy)
+            self.assertEqual(status, 2, output)
+            self.assertIn("unity_0.cxx.gcda has no end: a process was killed while it wrote the file", output)
 
     def test_usage(self):
         def refused(text, *arguments):

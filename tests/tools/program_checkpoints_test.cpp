@@ -747,7 +747,8 @@ TEST_F(ProgramCheckpoints, TheBestOnOtherDataIsNotCompared) {
   EXPECT_EQ(hard["best"]["step"], 4);
   EXPECT_GT(hard["best"]["loss"], easy) << "or nothing was tested";
   EXPECT_EQ(train("6", texts[1], "3", &out)["best"]["step"], 6);
-  EXPECT_THAT(out, HasSubstr("this loss is over other windows, so the search for the best starts again\n"));
+  EXPECT_THAT(out,
+              HasSubstr("the new loss is over other windows, so the search for the best starts again\n"));
   (void)train("7", texts[1], "3", &out);
   EXPECT_THAT(out, Not(HasSubstr("other windows")));
 }

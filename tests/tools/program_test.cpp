@@ -249,7 +249,7 @@ TEST(Program, OffloadChangesNoBitAndSaysWhatItMoves) {
   const json automatic = with_host_state("auto");
   EXPECT_THAT(
       out, AllOf(HasSubstr(" of state that is asked for on nvme stay in host memory: tranche.host_state is "),
-                 HasSubstr(", because auto found "), HasSubstr("; 0 puts all of it on the disk"),
+                 HasSubstr(", because auto found "), HasSubstr("; 0 puts all of this state on the disk"),
                  Not(HasSubstr("on nvme ("))));
   EXPECT_EQ(automatic["steps"].back()["offload_bytes"]["nvme_read"], 0);
   const json partly = with_host_state("200KiB");

@@ -195,7 +195,7 @@ TEST(CheckpointSchedule, LossesOfOtherWindowsAreNotCompared) {
   EXPECT_THAT(
       said,
       ElementsAre(path + "/step-00000001 was the best so far, with a loss of 1.0000 over 7 tokens of 'a/b'; "
-                         "this loss is over other windows, so the search for the best starts again"));
+                         "the new loss is over other windows, so the search for the best starts again"));
   EXPECT_EQ(best_checkpoint(path)->step, 4);
   EXPECT_EQ(user_of(path, 4)["evaluations"]["a/b"]["data"], "00000000000000ab");
   EXPECT_THAT(steps_in(path), ElementsAre(5, 4)) << "the best on the earlier windows is kept no more";
