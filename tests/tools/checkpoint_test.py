@@ -408,7 +408,7 @@ def suite_disk():
             f"mount -o remount,ro {disk}",
             shlex.join(command(flags + ["--resume", "latest"], ranks)),
             "echo read-only: status $?"])
-        output = run([], 0, 0, ["bytes, and", "are free there: remove old ones", "full: status 4", "verified: status 0", "resumed: status 0",
+        output = run([], 0, 0, ["bytes, but only ", "are free there: remove old ones", "full: status 4", "verified: status 0", "resumed: status 0",
                                 "Read-only file system", "nothing was trained yet", "read-only: status 4"],
                      line=["unshare", "--mount", "sh", "-c", within, "sh", disk, "sh", "-c", script])
         for line in output.splitlines():
