@@ -121,6 +121,14 @@ def saving(folder):
 
 def what_was_hit(folder):
     """The part of a save in which the kill happened, derived from the files that it left."""
+    while True:
+        try:
+            return what_is_there(folder)
+        except FileNotFoundError:
+            pass  # a rank that still lives has renamed the folder in between
+
+
+def what_is_there(folder):
     names = os.listdir(folder) if os.path.isdir(folder) else []
     if any(".removed-" in name for name in names):
         return "while an old checkpoint was removed"
@@ -129,7 +137,10 @@ def what_was_hit(folder):
     for name in names:
         if not name.endswith(".tmp"):
             continue
-        inside = os.listdir(os.path.join(folder, name)) if os.path.isdir(os.path.join(folder, name)) else []
+        try:
+            inside = os.listdir(os.path.join(folder, name))
+        except NotADirectoryError:
+            inside = []
         shards = [entry for entry in inside if entry.startswith("shard-")]
         if "manifest.json" in inside:
             return "manifest there, folder not yet renamed"
