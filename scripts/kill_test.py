@@ -129,6 +129,7 @@ def what_was_hit(folder):
 
 
 def what_is_there(folder):
+    """One look at the files; raises FileNotFoundError if a folder is renamed during it."""
     names = os.listdir(folder) if os.path.isdir(folder) else []
     if any(".removed-" in name for name in names):
         return "while an old checkpoint was removed"

@@ -18,9 +18,8 @@ void add(const std::string& line) {
 
 nvtxDomainHandle_t create_domain(const char* name) {
   add(std::string("domain ") + name);
-  static int domain = 0;
-  return static_cast<nvtxDomainHandle_t>(
-      static_cast<void*>(&domain));  // any address will do: the type has no definition
+  static int domain = 0;  // the handle's type has no definition, so any address serves
+  return static_cast<nvtxDomainHandle_t>(static_cast<void*>(&domain));
 }
 int push(nvtxDomainHandle_t, const nvtxEventAttributes_t* attributes) {
   add(std::string("push ") + attributes->message.ascii);
