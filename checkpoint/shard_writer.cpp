@@ -32,7 +32,7 @@ ShardWriter::ShardWriter(Storage storage, const ShardPlan& plan, std::string fol
     const detail::SpaceInfo space = storage_.files.space(folder);
     if (space.free_bytes < plan.file_bytes()) {
       throw CheckpointError(
-          fmt::format("it needs {} bytes, and {} are free there: remove old checkpoints, or save to "
+          fmt::format("it needs {} bytes, but only {} are free there: remove old checkpoints, or save to "
                       "another file system",
                       plan.file_bytes(), space.free_bytes));
     }

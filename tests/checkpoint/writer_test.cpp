@@ -200,7 +200,7 @@ TEST_F(ShardWriterTest, SaysHowMuchIsNeededAndFree) {
   EXPECT_THAT(
       message_of<CheckpointError>([&] { ShardWriter(small, plan, folder / "a"); }),
       AllOf(HasSubstr("cannot write checkpoint file"), HasSubstr("shard-00001-of-00002.h5"),
-            HasSubstr("it needs " + std::to_string(plan.file_bytes()) + " bytes, and 1000 are free")));
+            HasSubstr("it needs " + std::to_string(plan.file_bytes()) + " bytes, but only 1000 are free")));
 }
 
 }  // namespace

@@ -91,7 +91,7 @@ TEST_F(CudaMemory, OutOfMemorySaysWhatIsFree) {
   const std::string text = message_of<OutOfMemory>(
       [&] { Buffer(device().memory(Tier::device), info.total + 1, Category::activations, "h.3 scores"); });
   EXPECT_THAT(text, AllOf(HasSubstr("'h.3 scores' (activations) asks for"), HasSubstr("of device memory"),
-                          HasSubstr(std::to_string(info.total + 1)), HasSubstr("of the GPU"),
+                          HasSubstr(std::to_string(info.total + 1)), HasSubstr("the GPU has"),
                           HasSubstr("are free"), HasSubstr("use a smaller micro-batch")));
   EXPECT_EQ(device().memory_info().mapped, info.mapped) << "nothing is left behind";
   EXPECT_THAT(message_of<OutOfMemory>([&] {
