@@ -46,9 +46,11 @@ add_library(tranche_flags INTERFACE)
 target_compile_features(tranche_flags INTERFACE cxx_std_20)
 # Private headers are beside their sources and are included as "<folder>/<name>.h".
 target_include_directories(tranche_flags INTERFACE ${PROJECT_SOURCE_DIR})
+# -Wstrict-aliasing=2 sees a vector that is read as elements of another type; the level of -Wall does not.
 # -Wrestrict warns of overlaps inside std::string that cannot happen (GCC bug 105651, GCC 12).
 target_compile_options(tranche_flags INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wnon-virtual-dtor -Woverloaded-virtual -Wno-restrict
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wnon-virtual-dtor -Woverloaded-virtual
+                               -Wstrict-aliasing=2 -Wno-restrict
                                -ffp-contract=off>
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${TRANCHE_WERROR}>>:-Werror>)
 if(CMAKE_UNITY_BUILD)
