@@ -1,0 +1,52 @@
+// HDF5 fails while it lays out a file of a checkpoint in memory.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "checkpoint/hdf5_image.h"
+#include "failing_hdf5.h"
+#include "sample.h"
+
+namespace tranche::checkpoint {
+namespace {
+
+using namespace tranche::testing;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+/// Refuses each call of `function` once while `make` runs; returns how many there are. Every failure must
+/// name what HDF5 was asked for, the file and the library's own reason, and leave nothing behind.
+template <typename Make>
+int refuse_each(const std::string& function, const std::string& what, const std::string& reason,
+                Make&& make) {
+  for (int call = 1;; ++call) {
+    const FailingHdf5 failing(function, call);
+    const std::string told = message_of<CheckpointError>(make);
+    if (!failing.refused()) {
+      EXPECT_EQ(told, test::nothing_thrown);
+      return call - 1;
+    }
+    EXPECT_THAT(told, AllOf(StartsWith("HDF5 cannot "), HasSubstr(what), HasSubstr(": " + reason)))
+        << function << ", call " << call;
+  }
+}
+
+TEST(Hdf5Failures, EveryCallThatCanFailWhileTheMasterFileIsMadeIsTold) {
+  const Layout layout = sample_layout(2);
+  const std::vector<std::byte> whole = make_master_image(layout).bytes;
+  const auto make = [&] { (void)make_master_image(layout); };
+  EXPECT_GT(refuse_each("H5Dcreate2", " in model.h5", "invalid location", make), 10);
+  EXPECT_GT(refuse_each("H5Pset_virtual", " in model.h5", "not a property list", make), 20);
+  EXPECT_GT(refuse_each("H5Lcreate_soft", " in model.h5", "invalid location", make), 0);
+  EXPECT_EQ(make_master_image(layout).bytes, whole) << "the next one is made as if nothing had failed";
+}
+
+TEST(Hdf5Failures, EveryDatasetOfAShardThatCannotBeMadeIsTold) {
+  const Layout layout = sample_layout(2);
+  const auto make = [&] { (void)make_shard_image(layout, 1, 7); };
+  EXPECT_GT(refuse_each("H5Dcreate2", "dataset", "invalid location", make), 3);
+}
+
+}  // namespace
+}  // namespace tranche::checkpoint
