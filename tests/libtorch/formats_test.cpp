@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
@@ -69,22 +68,20 @@ TEST(LibTorchFormats, MomentsOf8And16BitsHaveTheSameBitsAtEveryStageAndTier) {
 }
 
 TEST(LibTorchFormats, MomentsOf8BitsAreLoadedAtAnotherStage) {
-  const auto folder = std::filesystem::temp_directory_path() / "tranche_libtorch_block8";
-  if (world().rank() == 0) std::filesystem::remove_all(folder);
-  world().barrier({"", "clean", Traffic::control}).wait();
+  const MpiFolder folder;
   const std::string block8 = R"(, "moments": "block8")";
   std::string saved, after;
   {
     Rank<Wide> rank({.stage = 3, .recompute = true, .zero = all_state_on_host, .tranche = block8},
                     all_ranks(), world().size(), seeded<Wide>());
     for (int step = 0; step < 3; ++step) rank.step(step);
-    rank.trainer.save(folder, {.wait = true});
+    rank.trainer.save(folder.path(), {.wait = true});
     saved = text_of(rank.trainer.engine().state_digest());
     rank.step(3);
     after = text_of(rank.trainer.engine().state_digest());
   }
   Rank<Wide> rank({.stage = 1, .tranche = block8}, all_ranks(), world().size(), seeded<Wide>());
-  rank.trainer.load(folder);
+  rank.trainer.load(folder.path());
   EXPECT_EQ(text_of(rank.trainer.engine().state_digest()), saved);
   rank.step(3);
   EXPECT_EQ(text_of(rank.trainer.engine().state_digest()), after);

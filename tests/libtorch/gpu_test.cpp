@@ -9,11 +9,11 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "device/cuda_probe.h"
+#include "tests/offload/test_folder.h"
 #include "tranche/device/cuda_interop.h"
 #include "trial.h"
 
@@ -171,20 +171,18 @@ TEST_F(LibTorchOnGpu, TorchsMemoryIsInTheLedgerAndUnderItsLimit) {
 }
 
 TEST_F(LibTorchOnGpu, ACheckpointHasBuffersAndTheRandomStateOfTheGpu) {
-  const auto folder = std::filesystem::temp_directory_path() / "tranche_libtorch_gpu";
-  std::filesystem::remove_all(folder);
+  const testing::TestFolder folder;
   Alone rank({.stage = 3}, DeviceKind::cuda, 0.3);
   rank.step(0);
-  rank.trainer.save(folder, {.wait = true});
+  rank.trainer.save(folder.path(), {.wait = true});
   const double wanted = rank.step(1).loss;
   const std::string digest = rank.digest();
   const double mean = rank.net->layers[0]->norm->running_mean.sum().item<double>();
   torch::manual_seed(900);
-  rank.trainer.load(folder);
+  rank.trainer.load(folder.path());
   EXPECT_EQ(rank.step(1).loss, wanted);
   EXPECT_EQ(rank.digest(), digest);
   EXPECT_EQ(rank.net->layers[0]->norm->running_mean.sum().item<double>(), mean);
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "networks.h"
-#include "tests/comm/mpi_main.h"
+#include "tests/comm/mpi_folder.h"
 #include "trial.h"
 
 namespace tranche::test {

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -16,9 +15,7 @@ namespace {
 
 TEST(LibTorchCheckpoints, SavedByTwoRanksLoadedByOneAndThree) {
   if (world().size() != 3) GTEST_SKIP() << "needs 3 ranks";
-  const auto folder = std::filesystem::temp_directory_path() / "tranche_libtorch_checkpoint";
-  if (world().rank() == 0) std::filesystem::remove_all(folder);
-  world().barrier({"", "clean", Traffic::control}).wait();
+  const MpiFolder folder;
   const Trial three{.stage = 3};
   std::string saved;
   double loss = 0, mean = 0, held_out = 0;
@@ -29,21 +26,21 @@ TEST(LibTorchCheckpoints, SavedByTwoRanksLoadedByOneAndThree) {
   if (two) {
     Rank<Convolutions> rank(three, group_of(two), 2, seeded<Convolutions>());
     for (int step = 0; step < 3; ++step) rank.step(step);
-    rank.trainer.save(folder, {.wait = true});
+    rank.trainer.save(folder.path(), {.wait = true});
     saved = text_of(rank.trainer.engine().state_digest());
     loss = rank.evaluate();
     mean = rank.net->first->norm->running_mean.sum().item<double>();
     // Continues, then returns to the checkpoint.
     rank.step(3);
     EXPECT_NE(text_of(rank.trainer.engine().state_digest()), saved);
-    rank.trainer.load(folder);
+    rank.trainer.load(folder.path());
     EXPECT_EQ(text_of(rank.trainer.engine().state_digest()), saved);
     EXPECT_EQ(rank.evaluate(), loss);
     EXPECT_EQ(rank.net->first->norm->running_mean.sum().item<double>(), mean);
   }
   if (auto first = world().split(world().rank() == 0 ? 0 : -1, 0)) {
     Rank<Convolutions> rank({.stage = 2}, group_of(first), 1, seeded<Convolutions>());
-    rank.trainer.load(folder);
+    rank.trainer.load(folder.path());
     held_out = fixed(rank);
   }
   world().broadcast(&held_out, 1, DataType::float64, 0, {}, {"loss", "test", Traffic::control}).wait();
@@ -56,7 +53,7 @@ TEST(LibTorchCheckpoints, SavedByTwoRanksLoadedByOneAndThree) {
     Trial run{.stage = ranks == 3 ? 3 : 0};
     torch::manual_seed(77);  // other weights, which load() replaces
     Rank<Convolutions> rank(run, group_of(group), ranks, Convolutions());
-    rank.trainer.load(folder);
+    rank.trainer.load(folder.path());
     std::string found = text_of(rank.trainer.engine().state_digest());
     found.resize(64);
     EXPECT_EQ(found, saved) << ranks << " ranks";
@@ -68,35 +65,31 @@ TEST(LibTorchCheckpoints, SavedByTwoRanksLoadedByOneAndThree) {
 }
 
 TEST(LibTorchCheckpoints, ARunWithDropoutGoesOnAsIfNothingHadBeen) {
-  const auto folder = std::filesystem::temp_directory_path() / "tranche_libtorch_dropout";
-  if (world().rank() == 0) std::filesystem::remove_all(folder);
-  world().barrier({"", "clean", Traffic::control}).wait();
+  const MpiFolder folder;
   const auto seed = [](std::uint64_t value) {
     torch::manual_seed(value + static_cast<std::uint64_t>(world().rank()));
   };
   Rank<Gpt> rank({.stage = 3, .recompute = true}, all_ranks(), world().size(), seeded<Gpt>(0.3));
   seed(100);
   rank.step(0);
-  rank.trainer.save(folder, {.wait = true});
+  rank.trainer.save(folder.path(), {.wait = true});
   rank.step(1);
   const std::string wanted = text_of(rank.trainer.engine().state_digest());
   seed(900);
-  rank.trainer.load(folder);
+  rank.trainer.load(folder.path());
   rank.step(1);
   EXPECT_EQ(text_of(rank.trainer.engine().state_digest()), wanted) << "each rank's random state was saved";
-  rank.trainer.load(folder);
+  rank.trainer.load(folder.path());
   seed(900);
   rank.step(1);
   EXPECT_NE(text_of(rank.trainer.engine().state_digest()), wanted) << "which matters";
 }
 
 TEST(LibTorchCheckpoints, OfAnotherModuleAreRefused) {
-  const auto folder = std::filesystem::temp_directory_path() / "tranche_libtorch_other";
-  if (world().rank() == 0) std::filesystem::remove_all(folder);
-  world().barrier({"", "clean", Traffic::control}).wait();
+  const MpiFolder folder;
   Rank<Convolutions> rank({.stage = 3}, all_ranks(), world().size(), seeded<Convolutions>());
-  rank.trainer.engine().save(folder, {.wait = true});  // saves without buffers
-  const std::string text = message_of<CheckpointError>([&] { rank.trainer.load(folder); });
+  rank.trainer.engine().save(folder.path(), {.wait = true});  // saves without buffers
+  const std::string text = message_of<CheckpointError>([&] { rank.trainer.load(folder.path()); });
   EXPECT_NE(text.find("has no buffer first.norm.running_mean of fp32[5] (it has none)"), std::string::npos)
       << text;
 }
@@ -133,9 +126,9 @@ TEST(LibTorchInitialWeights, ThatDifferOverRanksAreRefused) {
 }
 
 TEST(LibTorchExport, SafetensorsAndTorchSaveHaveTheWeightsAndBuffers) {
-  const std::string folder = std::filesystem::temp_directory_path();
-  const std::string torch_file = folder + "/tranche_libtorch.pt",
-                    safe_file = folder + "/tranche_libtorch.safetensors";
+  const MpiFolder folder;
+  const std::string torch_file = folder.path() + "/weights.pt",
+                    safe_file = folder.path() + "/weights.safetensors";
   Rank<Convolutions> rank({.stage = 3}, all_ranks(), world().size(), seeded<Convolutions>());
   rank.step(0);
   rank.trainer.export_torch(torch_file);

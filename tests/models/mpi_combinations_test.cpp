@@ -3,33 +3,13 @@
 
 #include <gtest/gtest.h>
 
-#include <unistd.h>
-#include <filesystem>
-
 #include "combination_checks.h"
-#include "tests/comm/mpi_main.h"
+#include "tests/comm/mpi_folder.h"
 #include "tests/core/rounds.h"
 #include "tranche/comm/mpi.h"
 
 namespace tranche::models {
 namespace {
-
-/// A common, empty folder of all ranks.
-std::string shared_folder() {
-  Communicator& world = test::world();
-  std::int64_t number = world.rank() == 0 ? ::getpid() : 0;
-  world.all_reduce(&number, 1, DataType::int64, ReduceOperation::sum, {"", "folder", Traffic::control})
-      .wait();
-  const std::string folder =
-      (std::filesystem::temp_directory_path() / ("tranche_mpi_combinations_" + std::to_string(number)))
-          .string();
-  if (world.rank() == 0) {
-    std::filesystem::remove_all(folder);
-    std::filesystem::create_directories(folder);
-  }
-  world.barrier({"", "folder", Traffic::control}).wait();
-  return folder;
-}
 
 TEST(MpiCombinations, HaveTheBitsOfThreadRanks) {
   Communicator& world = test::world();
@@ -48,14 +28,14 @@ TEST(MpiCombinations, HaveTheBitsOfThreadRanks) {
     for (Combination* c : {&whole, &plain}) {
       if (c->continued == Continued::by_other_ranks) c->continued = Continued::at_another_stage;
     }
-    const std::string folder = shared_folder();
+    const test::MpiFolder folder;
     CombinationOutcome expected;
-    if (world.rank() == 0) expected = train_combination(plain, {.folder = folder + "/plain"}, true);
+    if (world.rank() == 0) expected = train_combination(plain, {.folder = folder.path() + "/plain"}, true);
     for (const bool inline_progress : {false, true}) {
       SCOPED_TRACE(inline_progress ? "inline progress" : "a thread for progress");
       whole.config.inline_progress = inline_progress;
       CombinationPlace place;
-      place.folder = folder + (inline_progress ? "/inline" : "/thread");
+      place.folder = folder.path() + (inline_progress ? "/inline" : "/thread");
       place.on_ranks = [&](int, const std::function<void(int, const CommunicatorFactory&)>& body) {
         if (inline_progress) {
           body(world.rank(), adopting(MPI_COMM_WORLD));
@@ -67,8 +47,6 @@ TEST(MpiCombinations, HaveTheBitsOfThreadRanks) {
       const CombinationOutcome actual = train_combination(whole, place);
       if (world.rank() == 0) expect_same(expected, actual, whole);
     }
-    world.barrier({"", "folder", Traffic::control}).wait();
-    if (world.rank() == 0) std::filesystem::remove_all(folder);
   }
   EXPECT_GT(met, 0);
 }
