@@ -152,7 +152,7 @@ def what_is_there(folder):
         if not shards:
             return "before the first shard"
         world = int(shards[0].split("-of-")[1].split(".")[0])
-        return "shards under way" if len(shards) == world else "all shards begun, nothing committed"
+        return "all shards begun, nothing committed" if len(shards) == world else "shards under way"
     steps = sorted(name for name in names if re.fullmatch(r"step-\d+", name))
     if not steps:
         return "before any save"
