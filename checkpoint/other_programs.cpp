@@ -144,7 +144,7 @@ std::string other_program_in(FileSystem& files, const std::string& folder) {
       "and give RUN here",
       folder);
   const std::string adapters = fmt::format(
-      "adapters of PEFT's: import them first, with 'tranche checkpoint import {} --base BASE --to RUN', and "
+      "PEFT adapters: import them first, with 'tranche checkpoint import {} --base BASE --to RUN', and "
       "give RUN here",
       folder);
   const std::pair<const char*, const std::string*> known[] = {

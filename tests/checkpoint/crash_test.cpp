@@ -512,6 +512,26 @@ TEST_F(CrashTest, RetentionKeepsDamagedOnesAndTheDoubtThatTheyCast) {
   EXPECT_THAT(names(), ElementsAre("latest", "step-00000001", "step-00000003", "step-00000004"));
 }
 
+TEST_F(CrashTest, WhereAllAreInDoubtTheNewestIsTakenWithANote) {
+  RunFolder saves(storage, run, 7);
+  for (const std::int64_t step : {1, 2}) {
+    Manifest manifest;
+    manifest.layout = small_layout(1);
+    manifest.run = sample_run(step);
+    manifest.run.in_doubt = true;
+    saves.prepare(step, 1);
+    const ShardPlan plan(manifest.layout, 0, step);
+    manifest.shards.push_back(write_sample_shard(storage, plan, saves.temporary(step), Way::image));
+    (void)saves.commit(manifest, make_master_image(manifest.layout));
+  }
+  std::vector<std::string> notes;
+  const Listed found = newest_checkpoint(files, run, notes, {});
+  EXPECT_EQ(found.path, join_path(run, "step-00000002"));
+  EXPECT_THAT(notes, ElementsAre(join_path(run, "step-00000002") +
+                                 " may have ruined weights, which gave a loss or gradient that is not "
+                                 "finite, and there is no other checkpoint"));
+}
+
 TEST_F(CrashTest, DoubtReachesThoseOfTheSameUpdatesAlone) {
   const auto listed = [](std::int64_t applied, std::vector<std::uint64_t> lineage,
                          std::vector<std::int64_t> branches, bool doubt = false) {

@@ -112,6 +112,16 @@ TEST(ModelSpec, RefusesWhatCannotBe) {
                 model.add_unit(unit("b", {{"a.w", {2}}}));
               }),
               HasSubstr("tensor 'a.w' of unit 'b' is in unit 'a' already"));
+  for (const auto& [matrices, shape] :
+       {std::pair(-1, Shape{6, 4}), std::pair(4, Shape{6, 4}), std::pair(2, Shape{6})}) {
+    EXPECT_THAT(message_of<InvalidArgument>([&, matrices = matrices, shape = shape] {
+                  UnitSpec wrong = unit("b", {{"b.w", shape}});
+                  wrong.tensors[0].matrices = matrices;
+                  model.add_unit(wrong);
+                }),
+                HasSubstr("tensor 'b.w' of unit 'b', of shape " + shape.to_string() + ", is not " +
+                          std::to_string(matrices) + " matrices side by side"));
+  }
   EXPECT_EQ(model.units().size(), 1U) << "nothing refused may stay";
 }
 

@@ -97,6 +97,20 @@ class LoraProgram : public testing::Test {
     files_.write(name + "/adapter_config.json", config.dump());
     return folder(name);
   }
+  /// Adds a tensor to the adapters of a PEFT folder.
+  void add_tensor(const std::string& name, const std::string& tensor, const char* dtype,
+                  const std::string& bytes, const json& shape) const {
+    const std::string file = name + "/adapter_model.safetensors", whole = read_file(folder(file));
+    std::uint64_t length = 0;
+    std::memcpy(&length, whole.data(), sizeof length);
+    json header = json::parse(whole.substr(sizeof length, length));
+    const std::size_t begin = whole.size() - sizeof length - length;
+    header[tensor] = {{"dtype", dtype}, {"shape", shape}, {"data_offsets", {begin, begin + bytes.size()}}};
+    const std::string text = header.dump();
+    length = text.size();
+    files_.write(file, std::string(reinterpret_cast<const char*>(&length), sizeof length) + text +
+                           whole.substr(whole.size() - begin) + bytes);
+  }
   test::TemporaryFolder files_;
 };
 
@@ -244,6 +258,13 @@ TEST_F(LoraProgram, ADrawnBaseIsNotSavedUnlessAsked) {
   // A checkpoint of the base is not the same as the drawn base.
   refused(test::run({"generate", "--from", folder("bf16"), "--prompt", "a", "--base", folder("base")}), 4,
           "trained beside another base");
+  const std::string path = folder("bf16") + "/step-00000003";
+  checkpoint::Manifest manifest = checkpoint::open_manifest(detail::posix_file_system(), path);
+  manifest.base->seed.reset();
+  manifest.run.random = "{}";
+  files_.write("bf16/step-00000003/manifest.json", checkpoint::to_text(manifest));
+  refused(test::run({"generate", "--from", folder("bf16"), "--prompt", "a"}), 4,
+          path + ": its adapters belong to a base that was drawn, and it does not say from which seed");
 }
 
 TEST_F(LoraProgram, EveryReaderComparesTheBaseInTheDtypeThatItWasHeldIn) {
@@ -330,6 +351,43 @@ TEST_F(LoraProgram, AnAdapterFolderHasTheLayersThatItNames) {
   files_.write("k/adapter_model.safetensors", text);
   EXPECT_EQ(checkpoint_command({"import", lacking, "--base", folder("base"), "--to", folder("k-run")}).status,
             4);
+}
+
+TEST_F(LoraProgram, APeftFolderMayHoldWeightsOfTheBaseThatWereNotTrained) {
+  const std::string embedding = "transformer.wte.weight";
+  const checkpoint::LocalStorage local;
+  checkpoint::Reader base(local, folder("base") + "/step-00000002");
+  const std::int64_t elements = base.find(embedding)->shape.elements(),
+                     width = base.find(embedding)->shape[1];
+  std::vector<float> values(static_cast<std::size_t>(elements));
+  base.read_tensor(embedding, "weight", {0, elements}, DataType::float32, values.data());
+  const auto bytes = [&] {
+    return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+  };
+  const auto import = [&](const std::string& name, const std::string& tensor, const char* dtype = "F32",
+                          std::int64_t left_out = 0) {
+    (void)peft_folder(name, [](json&) {});
+    const json shape{elements / width - left_out, width};
+    add_tensor(name, tensor, dtype,
+               bytes().substr(static_cast<std::size_t>(left_out * width) * sizeof(float)), shape);
+    return checkpoint_command(
+        {"import", folder(name), "--base", folder("base"), "--to", folder(name + "-run")});
+  };
+  const std::string prefix = "base_model.model.", saved = prefix + "transformer.wte.base_layer.weight";
+  ok(import("a", prefix + embedding));
+  ok(import("b", saved));
+  refused(import("c", embedding), 4,
+          "tensor " + embedding + " is not of PEFT: its name does not begin with " + prefix);
+  refused(import("d", prefix + "transformer.other.weight"), 4,
+          "tensor " + prefix +
+              "transformer.other.weight is no adapter of a linear layer, and no weight of the base");
+  refused(
+      import("e", prefix + "transformer.h.0.attn.c_proj.lora_A.weight", "I32"), 4,
+      "tensor " + prefix + "transformer.h.0.attn.c_proj.lora_A.weight is I32; F32, BF16 and F16 are read");
+  const std::string trained = saved + " is not equal to " + embedding + " of the base " + folder("base");
+  refused(import("f", saved, "F32", 1), 4, trained);
+  values.back() += 1;
+  refused(import("g", saved), 4, trained);
 }
 
 TEST_F(LoraProgram, AnotherBaseThanTheAdaptersNameIsSaid) {
@@ -476,7 +534,20 @@ TEST_F(LoraProgram, PeftKeysThatChangeNumbersAreRefusedByName) {
   ok(import("j", set("target_modules", ".*(c_attn|c_fc|lm_head)")));
   ok(import("k", set("new_trick", false)));
   refused(checkpoint_command({"import", folder("peft"), "--to", folder("x")}), 2,
-          "give the checkpoint of the model that they belong to with --base");
+          "peft holds PEFT adapters: give the checkpoint of the model that they belong to with --base");
+  const auto import_more = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"import", folder("peft"), "--to", folder("x")});
+    return checkpoint_command(more);
+  };
+  const std::string of_a_model =
+      "--partial and --rename are for the weights of a model, and " + folder("peft") + " holds PEFT adapters";
+  refused(import_more({"--base", folder("base"), "--partial"}), 2, of_a_model);
+  refused(import_more({"--base", folder("base"), "--rename", "a=b"}), 2, of_a_model);
+  refused(import_more({"--base", folder("for-peft")}), 4, " holds adapters alone; give --base a whole model");
+  ok(checkpoint_command({"export", folder("base"), "--to", folder("whole")}));
+  refused(
+      checkpoint_command({"import", folder("whole"), "--base", folder("base"), "--to", folder("x")}), 2,
+      "--base is for PEFT adapters, and " + folder("whole") + " holds none: it has no adapter_config.json");
 }
 
 }  // namespace

@@ -281,7 +281,7 @@ TEST_F(ModelFiles, AFolderToImportIsNamedAsOne) {
       {"zero_pp_rank_0_mp_rank_00_model_states.pt", "a checkpoint of DeepSpeed's" + rewrite},
       {"mp_rank_00_model_states.pt", "a checkpoint of DeepSpeed's" + rewrite},
       {"zero_to_fp32.py", "a checkpoint of DeepSpeed's" + rewrite},
-      {"adapter_config.json", "adapters of PEFT's: import them first, with 'tranche checkpoint import "}};
+      {"adapter_config.json", "PEFT adapters: import them first, with 'tranche checkpoint import "}};
   std::filesystem::create_directory(folder_.path("other"));
   for (const auto& [name, what] : others) {  // each is told before those above it
     folder_.write("other/" + name, "{}");

@@ -29,9 +29,10 @@ inline std::string piece(std::string_view text, float score, unsigned type = 1) 
 }
 
 struct SmallModel {
-  /// Pieces 0 to 2 are "<unk>", "<s>" and "</s>"; then follow these control pieces, 256 bytes, words, and
-  /// letters.
-  std::vector<std::string> control{"[INST]"};
+  /// Pieces 0 to 2 are "<unk>", "<s>" and "</s>"; then follow these control pieces, 256 bytes, words,
+  /// letters, a space, and user-defined pieces.
+  std::vector<std::string> control{"[INST]"}, user_defined;
+  unsigned byte_pieces = 256;
   std::vector<std::string> words{"\u2581h", "he",         "ll",    "\u2581he",
                                  "hell",    "\u2581hell", "hello", "\u2581hello"};
   std::string letters = "abcdefghijklmnopqrstuvwxyz<>/[]INST|_";
@@ -40,7 +41,7 @@ struct SmallModel {
   std::string bytes() const {
     std::string all = piece("<unk>", 0, 2) + piece("<s>", 0, 3) + piece("</s>", 0, 3);
     for (const std::string& name : control) all += piece(name, 0, 3);
-    for (unsigned byte = 0; byte < 256; ++byte) {
+    for (unsigned byte = 0; byte < byte_pieces; ++byte) {
       constexpr std::string_view digits = "0123456789ABCDEF";
       all += piece(std::string("<0x") + digits[byte / 16] + digits[byte % 16] + ">", 0, 6);
     }
@@ -51,7 +52,9 @@ struct SmallModel {
       if (seen.find(letter) == std::string::npos) all += piece(std::string(1, letter), score -= 1);
       seen += letter;
     }
-    return all + piece("\u2581", score - 1) + field(2, trainer) + field(3, normalizer);
+    all += piece("\u2581", score - 1);
+    for (const std::string& name : user_defined) all += piece(name, 0, 4);
+    return all + field(2, trainer) + field(3, normalizer);
   }
 };
 

@@ -206,6 +206,58 @@ TEST(TokenizerFolder, FilesThatAreNoSentencePieceModel) {
                     "ab"),
             "t.model is not a SentencePiece model: it ends within a field");
   EXPECT_EQ(refused("\x0f"), "t.model is not a SentencePiece model: a field has wire type 7");
+  EXPECT_EQ(refused("\x09" + std::string(7, '\0')),
+            "t.model is not a SentencePiece model: it ends within a field");
+  EXPECT_EQ(refused(std::string(10, '\xff')),
+            "t.model is not a SentencePiece model: a number has more than 64 bits");
+}
+
+TEST(TokenizerFolder, ASentencePieceModelNamesItsTokensAndSpaces) {
+  SmallModel model;
+  const SentencePieceModel usual = read_sentencepiece_model(model.bytes(), "t.model");
+  EXPECT_EQ(usual.unknown + usual.begin + usual.end, "<unk><s></s>");
+  EXPECT_TRUE(usual.adds_prefix && usual.escapes_spaces && !usual.removes_spaces && !usual.normalizes);
+  const std::string trainer = model.trainer;
+  model.trainer = trainer + test::field(45, "[INST]") + test::field(46, "a") + test::field(47, "b");
+  model.normalizer = test::field(3, 0) + test::field(5, 0) + "\x99\x06" + std::string(8, 'x');
+  const SentencePieceModel named = read_sentencepiece_model(model.bytes(), "t.model");
+  EXPECT_EQ(named.unknown + named.begin + named.end, "[INST]ab");
+  EXPECT_TRUE(!named.adds_prefix && !named.escapes_spaces && named.removes_spaces)
+      << "and the unknown field of 8 bytes is skipped";
+  for (const unsigned none : {40u, 41u, 42u}) {
+    model.trainer = trainer + test::field(none, ~std::uint64_t{0});
+    const SentencePieceModel lacking = read_sentencepiece_model(model.bytes(), "t.model");
+    EXPECT_EQ(lacking.unknown, none == 40 ? "" : "<unk>");
+    EXPECT_EQ(lacking.begin, none == 41 ? "" : "<s>");
+    EXPECT_EQ(lacking.end, none == 42 ? "" : "</s>");
+    model.trainer = trainer + test::field(none, std::uint64_t{0});
+    EXPECT_EQ(read_sentencepiece_model(model.bytes(), "t.model").end, "</s>");
+  }
+}
+
+TEST(TokenizerFolder, PiecesThatTransformersReadsInAnotherWayAreRefused) {
+  for (const bool llama : {false, true}) {
+    ModelFolder folder;
+    const std::string who = llama ? "as LlamaTokenizer reads it" : "with \"legacy\": false";
+    folder.config = llama ? json{{"tokenizer_class", "LlamaTokenizer"}} : json{{"legacy", false}};
+    EXPECT_EQ(folder.refusal(), "");
+    folder.model.user_defined = {"<|x|>"};
+    EXPECT_EQ(folder.refusal(), llama
+                                    ? ""
+                                    : "tok/tokenizer.model has the user-defined piece '<|x|>', which is not "
+                                      "supported with \"legacy\": false");
+    folder.model.user_defined = {std::string(257, 'a')};
+    EXPECT_EQ(folder.refusal(), "tok/tokenizer.model has a piece of 257 bytes");
+    folder.model.user_defined.clear();
+    folder.model.byte_pieces = 255;
+    EXPECT_EQ(folder.refusal(),
+              "tok/tokenizer.model has no piece for byte 255 (byte_fallback), which is not supported " + who);
+  }
+  ModelFolder renames;
+  renames.added = {{"<|a|>", 4}};
+  EXPECT_EQ(renames.refusal(),
+            "tok/added_tokens.json: <|a|> gives '<|a|>' the number 4, which is the piece '<0x00>' of "
+            "tok/tokenizer.model");
 }
 
 /// A vocab.json with only the bytes, as their visible letters: printable ones represent themselves, which is

@@ -1,5 +1,6 @@
 #include "tranche/training/tokenizer.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <functional>
@@ -230,6 +231,110 @@ TEST(TokenizerJson, FeaturesThatAreNotSupportedAreNamedWithTheirValue) {
   EXPECT_THAT(refused([](json& d) { d["pre_tokenizer"] = nullptr; }),
               HasSubstr("t.json: pre_tokenizer is missing, which is not supported"));
   EXPECT_THAT(refused([](json& d) { d["surprise"] = 1; }), AllOf(HasSubstr("t.json"), HasSubstr("surprise")));
+}
+
+/// A tokenizer.json with visible spaces: tokens 0 to 255 are bytes, 256 to 259 a space, "a", "b" and " a",
+/// and 260 the added token "<|e|>".
+json document_with_visible_spaces() {
+  json vocabulary = json::object();
+  for (int byte = 0; byte < 256; ++byte) vocabulary[fmt::format("<0x{:02X}>", byte)] = byte;
+  for (const char* text : {"\u2581", "a", "b", "\u2581a"}) vocabulary[text] = vocabulary.size();
+  return {{"added_tokens", {{{"id", 260}, {"content", "<|e|>"}}}},
+          {"pre_tokenizer",
+           {{"type", "Metaspace"}, {"replacement", "\u2581"}, {"prepend_scheme", "first"}, {"split", false}}},
+          {"decoder", {{"type", "Metaspace"}}},
+          {"model",
+           {{"type", "BPE"},
+            {"byte_fallback", true},
+            {"vocab", vocabulary},
+            {"merges", json::array({{"\u2581", "a"}})}}}};
+}
+
+TEST(TokenizerJson, StepsThatDoNotGoTogetherAreNamed) {
+  const auto refused_in = [](json document, const std::function<void(json&)>& change) {
+    change(document);
+    return message_of<ConfigurationError>([&] { (void)read_tokenizer_json(document.dump(), "t.json"); });
+  };
+  const auto of_bytes = [&](const std::function<void(json&)>& change) {
+    return refused_in(Files().document(), change);
+  };
+  const auto of_spaces = [&](const std::function<void(json&)>& change) {
+    return refused_in(document_with_visible_spaces(), change);
+  };
+  const json replace = {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "\u2581"}};
+  const json split = {
+      {"type", "Split"}, {"pattern", {{"Regex", "a+"}}}, {"behavior", "Isolated"}, {"invert", false}};
+  EXPECT_EQ(of_bytes([](json&) {}), "");
+  EXPECT_EQ(of_bytes([](json& d) {
+              d["normalizer"] = {{"type", "Prepend"}, {"prepend", "\u2581"}};
+            }),
+            "t.json: normalizer has Prepend without Replace, which is not supported");
+  EXPECT_EQ(of_bytes([&](json& d) {
+              d["pre_tokenizer"]["add_prefix_space"] = true;
+              d["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {split, d["pre_tokenizer"]}}};
+            }),
+            "t.json: pre_tokenizer.pretokenizers[1].add_prefix_space is true, which is not supported: only "
+            "false is behind Split");
+  EXPECT_EQ(of_bytes([&](json& d) { d["pre_tokenizer"] = split; }),
+            "t.json: pre_tokenizer has Split without ByteLevel, which is not supported");
+  EXPECT_EQ(of_bytes([&](json& d) { d["normalizer"] = replace; }),
+            "t.json: pre_tokenizer has ByteLevel where spaces are replaced, which is not supported");
+  EXPECT_EQ(of_bytes([&](json& d) {
+              d["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {d["pre_tokenizer"], split}}};
+            }),
+            "t.json: pre_tokenizer.pretokenizers[1].type is \"Split\", which is not supported: nothing may "
+            "follow ByteLevel");
+  EXPECT_EQ(of_spaces([](json&) {}), "");
+  EXPECT_EQ(of_spaces([](json& d) { d["model"]["ignore_merges"] = true; }),
+            "t.json: model.ignore_merges is true, which is not supported: not without ByteLevel");
+  EXPECT_EQ(of_spaces([&](json& d) { d["normalizer"] = replace; }),
+            "t.json: pre_tokenizer.type is \"Metaspace\", which is not supported: spaces are replaced by the "
+            "normalizer already");
+  for (const bool given : {false, true}) {
+    EXPECT_EQ(of_spaces([&](json& d) {
+                d["pre_tokenizer"].erase("split");
+                if (given) d["pre_tokenizer"]["split"] = true;
+              }),
+              "t.json: pre_tokenizer splits at spaces (\"split\"), which is not supported: only \"split\": "
+              "false is");
+    EXPECT_EQ(of_spaces([&](json& d) {
+                d["model"].erase("byte_fallback");
+                if (given) d["model"]["byte_fallback"] = false;
+              }),
+              "t.json: model has no \"byte_fallback\": true, which is not supported without ByteLevel");
+  }
+  EXPECT_EQ(
+      of_spaces([](json& d) { d["decoder"]["type"] = "WordPiece"; }),
+      "t.json: decoder.type is \"WordPiece\", which is not supported: ByteLevel, Replace, ByteFallback, "
+      "Fuse, Strip and Metaspace are");
+}
+
+TEST(TokenizerJson, MetaspaceSaysWhereASpaceComesFirst) {
+  const std::vector<std::int32_t> first{259, 260, 258}, always{259, 260, 256, 258}, never{257, 260, 258};
+  const auto read = [](const char* scheme) {
+    json document = document_with_visible_spaces();
+    document["pre_tokenizer"]["prepend_scheme"] = scheme;
+    return read_tokenizer_json(document.dump(), "t.json");
+  };
+  EXPECT_EQ(read("first")->encode("a<|e|>b"), first);
+  EXPECT_EQ(read("always")->encode("a<|e|>b"), always);
+  EXPECT_EQ(read("never")->encode("a<|e|>b"), never);
+  EXPECT_EQ(read("first")->decode(first), "a<|e|>b") << "the space that was put first is left out";
+  EXPECT_EQ(read("never")->decode(first), " a<|e|>b") << "this space was in the text";
+}
+
+TEST(TokenizerJson, TheClassLlamaTokenizerSaysWhereASpaceComesFirst) {
+  TokenizerFiles files;
+  files.tokenizer_json = document_with_visible_spaces().dump();
+  const auto encode = [&](const std::string& more) {
+    files.tokenizer_config = R"({"tokenizer_class": "LlamaTokenizer")" + more + "}";
+    return read_tokenizer(files, "tok")->encode("a<|e|>b");
+  };
+  const std::vector<std::int32_t> first{259, 260, 258}, always{259, 260, 256, 258}, never{257, 260, 258};
+  EXPECT_EQ(encode(""), first);
+  EXPECT_EQ(encode(R"(, "legacy": true)"), always);
+  EXPECT_EQ(encode(R"(, "add_prefix_space": false)"), never);
+  EXPECT_EQ(read_tokenizer(files, "tok")->decode(first), " a<|e|>b");
 }
 
 TEST(TokenizerJson, FilesThatContradictThemselves) {

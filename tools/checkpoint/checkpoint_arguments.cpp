@@ -60,11 +60,10 @@ CLI::App* add_checkpoint_command(CLI::App& program, CheckpointOptions& options) 
 
   CLI::App* from = add("import", "make a checkpoint (step 0) from a folder of Hugging Face's transformers",
                        CheckpointAction::import_folder);
-  from->add_option("path", options.path,
-                   "folder with safetensors and config.json, or with adapters of PEFT's")
+  from->add_option("path", options.path, "folder with safetensors and config.json, or with PEFT adapters")
       ->type_name("DIR")
       ->required();
-  from->add_option("--base", options.base, fmt::format("{}: for adapters of PEFT's", base))->type_name("DIR");
+  from->add_option("--base", options.base, fmt::format("{}: for PEFT adapters", base))->type_name("DIR");
   from->add_option("--to", options.to, "a run's folder, without checkpoints so far")
       ->type_name("DIR")
       ->required();

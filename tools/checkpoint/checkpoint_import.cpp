@@ -242,11 +242,11 @@ checkpoint::Companions companions_of(const CheckpointOptions& options, const std
 int import_peft(const CheckpointOptions& options, const Output& output) {
   if (options.partial || !options.rename.empty()) {
     throw ConfigurationError(fmt::format(
-        "--partial and --rename are of a model's weights, and {} holds adapters of PEFT's", options.path));
+        "--partial and --rename are for the weights of a model, and {} holds PEFT adapters", options.path));
   }
   if (options.base.empty()) {
     throw ConfigurationError(
-        fmt::format("{} holds adapters of PEFT's: give the checkpoint of the model that they belong to with "
+        fmt::format("{} holds PEFT adapters: give the checkpoint of the model that they belong to with "
                     "--base",
                     options.path));
   }
@@ -311,7 +311,7 @@ int checkpoint_import(const CheckpointOptions& options, const Output& output) {
   detail::FileSystem& files = detail::posix_file_system();
   if (is_peft(files, options.path)) return import_peft(options, output);
   if (!options.base.empty()) {
-    throw ConfigurationError(fmt::format("--base is of adapters of PEFT's, and {} holds none ({})",
+    throw ConfigurationError(fmt::format("--base is for PEFT adapters, and {} holds none: it has no {}",
                                          options.path, peft_config_name));
   }
   const HuggingFaceModel source(files, options.path, options.model, options.models,
