@@ -245,6 +245,8 @@ TEST(CheckpointManifest, SaysWhichKeyIsWrong) {
       {"\"offsets\":[", "\"offsets\":[0,", "shards[0].offsets has 5 entries for 4 sections"},
       {"\"offsets\":[", "\"offsets\":[9", "outside the file"},
       {"model.h5", "other.h5", "master.name is 'other.h5', not model.h5"},
+      {"\"fedcba9876543210\",\"0000000000000001\"", "\"fedcba9876543210\",\"000000000000000x\"",
+       "lineage[1] is not the number of a run, 16 hexadecimal digits"},
       {"\"branches\": [0,9]", "\"branches\": [0]", "branches has 1 entries for 2 runs of lineage"},
       {"\"branches\": [0,9]", "\"branches\": [0,-1]", "branches[1] is -1, which cannot be"},
   };
@@ -256,6 +258,21 @@ TEST(CheckpointManifest, SaysWhichKeyIsWrong) {
   }
   EXPECT_NO_THROW(manifest_from_text(edited("\"stage\": 3", "\"later\": 1,\"stage\": 3"), "m"))
       << "keys of later versions are left alone";
+}
+
+TEST(CheckpointManifest, HasAShardForEachRankAndNotTooManyBytes) {
+  const auto refused = [](const std::function<void(Manifest&)>& change) {
+    Manifest manifest = sample_manifest(2);
+    change(manifest);
+    return message_of<CheckpointError>([&] { (void)manifest_from_text(to_text(manifest), "m"); });
+  };
+  EXPECT_EQ(refused([](Manifest&) {}), test::nothing_thrown);
+  EXPECT_THAT(refused([](Manifest& m) { m.shards.pop_back(); }),
+              HasSubstr("shards has 1 entries for 2 ranks"));
+  EXPECT_THAT(refused([](Manifest& m) {
+                for (ShardRecord& shard : m.shards) shard.file.bytes = (std::int64_t{1} << 62) - 1;
+              }),
+              HasSubstr("shards hold more than 4611686018427387903 bytes"));
 }
 
 TEST(CheckpointManifest, KeepsStateClassesApart) {

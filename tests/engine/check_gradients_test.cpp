@@ -426,6 +426,12 @@ TEST(CheckGradients, RefusesWhatItCannotCompare) {
                 config.quantized_gradients = true;
               }),
               HasSubstr("weights or gradients travel as int8 blocks"));
+  EXPECT_THAT(refused([](Config& config) {
+                config.update = UpdateTime::as_reduced;
+                config.gradient_clipping = 0;
+              }),
+              HasSubstr("takes steps that change nothing, which tranche.update: as_reduced has not: make an "
+                        "engine with at_the_boundary"));
   EXPECT_THAT(refused({}, DeviceKind::meta), HasSubstr("on the meta device, which computes nothing"));
   const auto wrong = [](Mistake mistake) { return message_of<LogicError>([&] { (void)check_of(mistake); }); };
   EXPECT_THAT(wrong(Mistake::step), HasSubstr("the micro-batches that it was given called step()"));

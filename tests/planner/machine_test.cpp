@@ -96,6 +96,9 @@ TEST(Machine, ErrorsNameFileAndKey) {
   EXPECT_THAT(error_of(broken),
               HasSubstr("shares[0].products[0].rates has 7 rates; 2 sizes each of m, n and k want 8"));
   broken = example();
+  broken["shares"][0]["products"][0]["sizes"] = {1000, 1000};
+  EXPECT_THAT(error_of(broken), HasSubstr("shares[0].products[0].sizes[1] does not ascend"));
+  broken = example();
   broken["shares"][0]["kernels"][0]["points"] = {{200, 1e-6}, {100, 1e-4}};
   EXPECT_THAT(error_of(broken), HasSubstr("shares[0].kernels[0].points[1] does not ascend in size"));
   broken = example();

@@ -372,6 +372,12 @@ TEST(Arguments, ValuesThatAreNone) {
   EXPECT_THAT(error_of({"train", "--micro-batch", "-1"}), HasSubstr("--micro-batch is -1"));
   EXPECT_THAT(error_of({"train", "--validation-fraction", "1"}), HasSubstr("must be between 0 and 1"));
   EXPECT_THAT(error_of({"train", "--device", "tpu"}), HasSubstr("'tpu' is not one of cpu, cuda"));
+  for (const char* value : {"0", "-1", "3601", "nan"}) {
+    EXPECT_THAT(error_of({"calibrate", "--out", "m.json", "--seconds", value}),
+                AllOf(HasSubstr(std::string("--seconds is ") + value), HasSubstr("must be")));
+  }
+  EXPECT_THAT(error_of({"calibrate", "--out", "m.json", "--seconds", "3601"}),
+              HasSubstr("--seconds is 3601, but must be above 0 and at most 3600"));
   EXPECT_THAT(error_of({"train", "--debug-fail", "1"}), HasSubstr("'1' is not RANK:STEP"));
   EXPECT_THAT(error_of({"train", "--max-seconds", "-1"}), HasSubstr("--max-seconds"));
 }

@@ -118,6 +118,18 @@ TEST_F(ProgramErrors, FlagsAndCommands) {
           {"the folder of the nvme tier, '" + folder_.path("none") + "', is not there", "--nvme-path"});
   EXPECT_FALSE(std::filesystem::exists(folder_.path("none")));
   refused({"--debug-fail", "3:1"}, {"no rank 3"});
+  refused({"--debug-out-of-memory", "0:1"},
+          {"--debug-out-of-memory takes away what --device-memory leaves; give that too"});
+  const auto tokenize = [&](const char* flag, const char* value) {
+    const ProgramResult result = test::run({"tokenize", "--data", folder_.write("text.txt", "abc"), "--out",
+                                            folder_.path("tokens.safetensors"), flag, value});
+    EXPECT_EQ(result.status, 2);
+    return result.errors;
+  };
+  EXPECT_THAT(tokenize("--threads", "0"), HasSubstr("--threads is 0, but must be between 1 and "));
+  EXPECT_THAT(tokenize("--threads", "100000"), HasSubstr("--threads is 100000, but must be between 1 and "));
+  EXPECT_THAT(tokenize("--chat-template", "own"),
+              HasSubstr("--chat-template own is that of the tokenizer's folder: give --tokenizer"));
   refused({"--device-memory", "much"}, {"'much' is not a size"});
   refused({"--host-memory", "more"}, {"'more' is not a size"});
   EXPECT_EQ(test::run({"trian"}).status, 2);

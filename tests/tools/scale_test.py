@@ -383,6 +383,10 @@ def suite_refusals():
     refused(HERE / "new", [*plain, "--set", "train_batch_size=4", "--micro-batch", "1"],
             ["weak scaling keeps the batch of a rank, but train_batch_size 4", "give --strong"])
     refused(HERE / "new", [*plain, "--sequence", "1000"], ["sequence length 1000"])
+    refused(HERE / "new", [*plain, "--strong", "--micro-batch", "1", "--accumulate", "2"],
+            ["--strong keeps the batch of a step, but --micro-batch 1 and --accumulate 2 fix that of a rank: leave one of them out"])
+    (HERE / "empty").write_text("")
+    refused(HERE / "new", [*plain, "--hostfile", str(HERE / "empty")], ["--hostfile '", "empty' is empty"])
     assert not (HERE / "new").exists(), "refused before anything is written"
     (HERE / "mine").mkdir()
     (HERE / "mine" / "thesis.txt").write_text("years of work")

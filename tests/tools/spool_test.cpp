@@ -5,6 +5,8 @@
 
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
+#include <optional>
 
 #include "tests/tools/temporary.h"
 #include "tranche/core/error.h"
@@ -15,8 +17,10 @@ namespace {
 using test::message_of;
 using test::TemporaryFolder;
 using testing::AllOf;
+using testing::EndsWith;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::StartsWith;
 
 std::string content_of(Spool& spool) {
   std::string text;
@@ -39,6 +43,17 @@ TEST(Spool, GivesBackWhatWasAddedAndHasNoName) {
   spool.add("more");
   EXPECT_EQ(content_of(spool), all + "more") << "read and added to again";
   EXPECT_THAT(folder.names(), IsEmpty());
+}
+
+TEST(Spool, SaysWhereNoTemporaryFileCanBeMade) {
+  const char* set = std::getenv("TMPDIR");
+  const std::optional<std::string> before = set == nullptr ? std::nullopt : std::optional<std::string>(set);
+  ::setenv("TMPDIR", "/proc", 1);
+  const std::string told = message_of<ConfigurationError>([&] { Spool("/proc/none"); });
+  before ? ::setenv("TMPDIR", before->c_str(), 1) : ::unsetenv("TMPDIR");
+  EXPECT_THAT(told, AllOf(StartsWith("no temporary file can be made for '/proc/none': "),
+                          EndsWith("; name a file in a folder where files can be created, or set TMPDIR to "
+                                   "such a folder")));
 }
 
 TEST(Spool, LiesElsewhereWhereThePathIsNoRegularFile) {
