@@ -3,12 +3,15 @@
 #include <gtest/gtest.h>
 
 #include "own_schedule.h"
+#include "tests/core/error_text.h"
+#include "tiny_llama.h"
 #include "training_fixture.h"
 #include "tranche/core/error.h"
 
 namespace tranche::models {
 namespace {
 
+using test::message_of;
 using testing::HasSubstr;
 
 constexpr std::int64_t tokens_each = 11;
@@ -73,6 +76,29 @@ TEST(LanguageModel, ABatchThatItCannotUseIsRefused) {
     batch = data.batch();
     batch.positions = batch.tokens;
     EXPECT_THAT(refusal(batch), HasSubstr("positions were given, but GPT2LMHeadModel cannot"));
+  });
+}
+
+TEST(LanguageModel, DocumentsAndPositionsHaveTheShapeOfTheTokens) {
+  const Llama model(tiny_llama(LlamaKind::qwen3));
+  on_ranks(1, model.spec(tokens_each), plain_config(2), [&](Engine& engine) {
+    TokenData data(tokens_each, model.shape().vocabulary, false);
+    data.draw(0, 2);
+    const std::string time = std::to_string(tokens_each);
+    for (const bool documents : {false, true}) {
+      const auto refusal = [&](DataType dtype, Shape shape) {
+        TokenBatch batch = data.batch();
+        std::optional<ConstTensorView>& places = documents ? batch.document_begin : batch.positions;
+        places = batch.tokens;
+        places->dtype = dtype;
+        places->shape = shape;
+        return message_of<InvalidArgument>([&] { (void)model.pass_of(engine, batch, true); });
+      };
+      const std::string wanted = std::string(documents ? "document boundaries" : "positions") +
+                                 " must be int32 [2, " + time + "] as the tokens are, not ";
+      EXPECT_THAT(refusal(DataType::int64, {2, tokens_each}), HasSubstr(wanted + "int64 [2, " + time + "]"));
+      EXPECT_THAT(refusal(DataType::int32, {1, tokens_each}), HasSubstr(wanted + "int32 [1, " + time + "]"));
+    }
   });
 }
 

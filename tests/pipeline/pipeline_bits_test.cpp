@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "pipeline/schedule/run_order.h"
+#include "tests/core/error_text.h"
 #include "tests/core/rounds.h"
 #include "tests/core/sweep.h"
 #include "tests/pipeline/pipeline_fixture.h"
@@ -386,6 +387,11 @@ TEST(Pipeline, KeepsItsOrderUntilTheBatchChanges) {
         EXPECT_EQ(engine.rank_schedule(true).schedule.get(), &engine.pipeline_schedule());
       } else {
         (void)train(engine, *model);
+      }
+      if (ranks > 1 && std::string_view(schedule) == "interleaved") {
+        EXPECT_THAT(test::message_of<InvalidArgument>([&] { engine.set_batch(1, 5); }),
+                    testing::AllOf(testing::HasSubstr("set_batch() to 5 x 1 samples a step: "),
+                                   testing::HasSubstr("4 or 6 micro-batches work")));
       }
       engine.set_batch(1, 6);
       (void)train(engine, *model);

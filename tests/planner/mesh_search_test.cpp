@@ -342,6 +342,14 @@ TEST(MeshSearch, WhereNothingFitsNamesTheMeshThatLacksLeast) {
   EXPECT_FALSE(search_meshes(request).fits) << "another mesh lacks less";
 }
 
+TEST(MeshSearch, NeedsABudget) {
+  for (const std::int64_t budget : {0, -1}) {
+    EXPECT_EQ(
+        message_of<InvalidArgument>([&] { (void)search_meshes(search_of(small_gpt(2, 32), 2, budget)); }),
+        "a budget of " + std::to_string(budget) + " bytes");
+  }
+}
+
 TEST(MeshSearch, HonoursWhatIsGivenAndLeavesOutWhatIsRefused) {
   MeshSearchRequest request = search_of(small_gpt(4, 32), 8, std::int64_t{1} << 30);
   request.fit.plan.config.world_size_invariant = true;

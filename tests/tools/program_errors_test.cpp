@@ -120,6 +120,13 @@ TEST_F(ProgramErrors, FlagsAndCommands) {
   refused({"--debug-fail", "3:1"}, {"no rank 3"});
   refused({"--debug-out-of-memory", "0:1"},
           {"--debug-out-of-memory takes away what --device-memory leaves; give that too"});
+  const std::string units =
+      folder_.write("units.json", R"({"units": [{"name": "u", "tensors": {"w": [4, 4]}}]})");
+  const ProgramResult plan = test::run({"plan", "--model", units, "--ranks", "2", "--machine", "dgx-h100"});
+  EXPECT_EQ(plan.status, 2);
+  EXPECT_THAT(plan.errors,
+              HasSubstr(" is a list of units, of whose kernels nothing is known; the step time of a language "
+                        "model can be projected"));
   const auto tokenize = [&](const char* flag, const char* value) {
     const ProgramResult result = test::run({"tokenize", "--data", folder_.write("text.txt", "abc"), "--out",
                                             folder_.path("tokens.safetensors"), flag, value});
