@@ -51,6 +51,15 @@ int main(int argc, char** argv) {
   const std::string way = argv[1];
   // Elsewhere no time-out may pass, however busy the machine is.
   options.timeout_seconds = way.starts_with("hang") ? 4 : 60;
+  if (way == "twice") {
+    tranche::make_mpi_communicator(options)->barrier({"", "first", tranche::Traffic::control}).wait();
+    try {
+      (void)tranche::make_mpi_communicator(options);
+    } catch (const tranche::LogicError& error) {
+      std::printf("refused: %s\n", error.message().c_str());
+    }
+    return 0;
+  }
   const auto comm = tranche::make_mpi_communicator(options);
   try {
     work(*comm, way, sum);

@@ -7,6 +7,7 @@
 #include "tiny_llama.h"
 #include "training_fixture.h"
 #include "tranche/core/error.h"
+#include "tranche/models/llama.h"
 
 namespace tranche::models {
 namespace {

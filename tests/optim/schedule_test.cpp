@@ -193,6 +193,13 @@ TEST(Schedules, RefuseWhatCannotBe) {
   cycle.cycle_max_mom = nan;
   EXPECT_THAT(message_of<InvalidArgument>([&] { make_one_cycle_schedule(cycle); }),
               HasSubstr("not a finite number"));
+  for (const bool rate : {false, true}) {
+    RangeTestOptions test;
+    (rate ? test.step_rate : test.min_lr) = nan;
+    EXPECT_EQ(message_of<InvalidArgument>([&] { make_range_test_schedule(test); }),
+              std::string(rate ? "lr_range_test_step_rate" : "lr_range_test_min_lr") +
+                  " is nan; it must be a finite number");
+  }
 }
 
 TEST(Schedules, DescribeThemselves) {

@@ -10,6 +10,7 @@
 
 #include "tests/tools/gpt_checkpoint.h"
 #include "tests/tools/program_fixture.h"
+#include "tests/training/sentencepiece_bytes.h"
 #include "tools/train/evaluation.h"
 #include "tranche/core/error.h"
 #include "tranche/models/gpt.h"
@@ -217,6 +218,9 @@ TEST_F(Generate, SaysWhatItCannotDo) {
   };
   const std::string talk = R"({"messages": [{"role": "user", "content": "a"}]})";
   folder_.write("p.txt", "a");
+  std::filesystem::create_directory(folder_.path("tok"));
+  folder_.write("tok/tokenizer.model", training::test::SmallModel().bytes());
+  folder_.write("silent.jinja", "{# nothing #}");
   folder_.write("t.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}");
   const std::vector<Case> cases{
       {{"--from", tokens, "--prompt", "a"},
@@ -274,6 +278,13 @@ TEST_F(Generate, SaysWhatItCannotDo) {
        2,
        "--chat-template writes the messages of"},
       {{"--from", bytes, "--prompt", ""}, 2, "the --prompt is empty"},
+      {{"--from", bytes, "--prompt", "a", "--tokenizer", folder_.path("tok")},
+       2,
+       " tokens, the model of " + bytes + " only 256: they do not belong together"},
+      {{"--from", bytes, "--prompts", folder_.path("m.jsonl"), "--chat-template",
+        folder_.path("silent.jinja")},
+       2,
+       "m.jsonl, line 1: the chat template writes no text for its messages"},
       {{"--from", bytes, "--prompt-tokens", "1", "--stop", "a"}, 2, "--stop is a text"},
       {{"--prompt", "a"}, 2, "--from"},
       {{"--from", folder_.path("none"), "--prompt", "a"}, 4, "cannot generate from " + folder_.path("none")},

@@ -543,6 +543,8 @@ TEST_F(LoraProgram, PeftKeysThatChangeNumbersAreRefusedByName) {
       "--partial and --rename are for the weights of a model, and " + folder("peft") + " holds PEFT adapters";
   refused(import_more({"--base", folder("base"), "--partial"}), 2, of_a_model);
   refused(import_more({"--base", folder("base"), "--rename", "a=b"}), 2, of_a_model);
+  refused(checkpoint_command({"export", folder("for-peft"), "--to", folder("x"), "--base", folder("j-run")}),
+          4, " holds adapters alone; export it merged");
   refused(import_more({"--base", folder("for-peft")}), 4, " holds adapters alone; give --base a whole model");
   ok(checkpoint_command({"export", folder("base"), "--to", folder("whole")}));
   refused(

@@ -135,6 +135,8 @@ TEST_F(ProgramErrors, FlagsAndCommands) {
   };
   EXPECT_THAT(tokenize("--threads", "0"), HasSubstr("--threads is 0, but must be between 1 and "));
   EXPECT_THAT(tokenize("--threads", "100000"), HasSubstr("--threads is 100000, but must be between 1 and "));
+  EXPECT_THAT(tokenize("--data", folder_.path("none.txt").c_str()),
+              HasSubstr("data file '" + folder_.path("none.txt") + "' cannot be opened: No such file"));
   EXPECT_THAT(tokenize("--chat-template", "own"),
               HasSubstr("--chat-template own is that of the tokenizer's folder: give --tokenizer"));
   refused({"--device-memory", "much"}, {"'much' is not a size"});

@@ -150,6 +150,8 @@ TEST(TokenizerFolder, WhatCannotBeHonouredIsRefusedWithFileAndKey) {
               AllOf(HasSubstr("tok/added_tokens.json: <|a|> gives '<|a|>' the number 900, but the next free "
                               "number is 3"),
                     HasSubstr("correct the number, or remove the token")));
+  EXPECT_EQ(refused(json::object(), {{"<|a|>", 900}, {"<|b|>", 900}}),
+            "tok/added_tokens.json: <|b|> is 900, as another token's");
   EXPECT_EQ(refused({{"added_tokens_decoder", {{"2", {{"content", "</s>"}, {"rstrip", true}}}}}}),
             "tok/tokenizer_config.json: added_tokens_decoder.2.rstrip is true, which is not supported: only "
             "false is");
