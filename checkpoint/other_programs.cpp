@@ -26,10 +26,10 @@ constexpr const char* rewrite =
     "import that folder with tranche checkpoint import";
 
 constexpr std::pair<const char*, const char*> known_programs[] = {
-    {"zero_to_fp32.py", "a checkpoint of DeepSpeed's"},
-    {"mp_rank_00_model_states.pt", "a checkpoint of DeepSpeed's"},
-    {"zero_pp_rank_0_mp_rank_00_model_states.pt", "a checkpoint of DeepSpeed's"},
-    {"latest_checkpointed_iteration.txt", "a checkpoint of Megatron's"},
+    {"zero_to_fp32.py", "a DeepSpeed checkpoint"},
+    {"mp_rank_00_model_states.pt", "a DeepSpeed checkpoint"},
+    {"zero_pp_rank_0_mp_rank_00_model_states.pt", "a DeepSpeed checkpoint"},
+    {"latest_checkpointed_iteration.txt", "a Megatron checkpoint"},
     {".metadata", "a checkpoint of torch.distributed"}};
 
 /// A text about a folder of a program whose checkpoints have no name in common with ours; empty if it is

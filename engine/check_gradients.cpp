@@ -42,7 +42,7 @@ class Check {
       : engine_(engine), micro_batches_(micro_batches), options_(options) {
     if (engine_.config().update == UpdateTime::as_reduced) {
       throw ConfigurationError(
-          "check_gradients() takes steps that change nothing, which tranche.update: as_reduced has not: make "
+          "check_gradients() takes steps that change nothing, and tranche.update: as_reduced has none: make "
           "an "
           "engine with at_the_boundary");
     }

@@ -473,7 +473,8 @@ class MeshSearch {
 
 MeshSearchResult search_meshes(const MeshSearchRequest& request) {
   if (request.fit.budget < 1) {
-    throw InvalidArgument("a budget of " + std::to_string(request.fit.budget) + " bytes");
+    throw InvalidArgument("a budget of " + std::to_string(request.fit.budget) +
+                          " bytes; it must be at least 1");
   }
   return MeshSearch(request).run();
 }

@@ -327,7 +327,8 @@ FitResult find_fit(const FitRequest& request) {
         "\" has a pipeline: plan its stages with --rank, or search with --mesh 'search, pipeline=" +
         std::to_string(mesh.size(MeshAxis::pipeline)) + "'");
   }
-  if (request.budget < 1) throw InvalidArgument("a budget of " + std::to_string(request.budget) + " bytes");
+  if (request.budget < 1)
+    throw InvalidArgument("a budget of " + std::to_string(request.budget) + " bytes; it must be at least 1");
   return Search(request).run();
 }
 

@@ -61,8 +61,8 @@ void open_encoding(const GenerateOptions& options, Source& source) {
     const std::int64_t vocabulary = source.identity.model->shape().vocabulary;
     if (source.encoding->vocabulary() > vocabulary) {
       throw ConfigurationError(
-          fmt::format("{} has {} tokens, the model of {} only {}: they do not belong together", folder,
-                      source.encoding->vocabulary(), options.from, vocabulary));
+          fmt::format("{} has {} tokens, but the model of {} has only {}: they do not belong together",
+                      folder, source.encoding->vocabulary(), options.from, vocabulary));
     }
   } catch (const ConfigurationError& problem) {
     if (options.prompt_tokens.empty() || !options.tokenizer.empty()) throw;

@@ -226,7 +226,8 @@ class Reader {
     }
     for (const auto& [text, number] : model["vocab"].members()) {
       const auto token = number.integer<std::int32_t>(0, largest_token);
-      if (!parts_.pairs.add_token(text, token)) number.fail(fmt::format("is {}, as another token's", token));
+      if (!parts_.pairs.add_token(text, token))
+        number.fail(fmt::format("is {}, which is the number of another token", token));
     }
     if (const int byte = parts_.pairs.byte_without_token(); byte >= 0) {
       model["vocab"].fail(

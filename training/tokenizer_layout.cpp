@@ -220,7 +220,7 @@ class LayoutReader {
         const auto token = number.integer<std::int32_t>(0, largest_token);
         require_short(text, number);
         if (!by_number.try_emplace(token, NamedToken{text, special.count(text) == 0, token, number}).second)
-          number.fail(fmt::format("is {}, as another token's", token));
+          number.fail(fmt::format("is {}, which is the number of another token", token));
       }
     }
     for (const NamedToken& token : json_tokens) by_number.insert_or_assign(*token.token, token);

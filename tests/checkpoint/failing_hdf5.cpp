@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 #include <hdf5.h>
 
+#include <cstdio>
+#include <cstdlib>
 #include <mutex>
 
 namespace tranche::testing {
@@ -31,7 +33,12 @@ hid_t id_for(const char* function, hid_t id) {
 
 template <typename Function>
 Function* library_function(const char* name) {
-  return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
+  void* const found = dlsym(RTLD_NEXT, name);
+  if (found == nullptr) {
+    std::fprintf(stderr, "no shared HDF5 has %s\n", name);
+    std::abort();
+  }
+  return reinterpret_cast<Function*>(found);
 }
 
 }  // namespace

@@ -48,23 +48,23 @@ TEST_F(OtherPrograms, CheckpointsOfOtherProgramsAreNamedAtImportAndResume) {
       ": write its weights as safetensors beside a config.json, as save_pretrained() of transformers does, "
       "and import that folder with tranche checkpoint import";
   const std::vector<std::pair<std::string, std::string>> known{
-      {"zero_to_fp32.py", "DeepSpeed's"},
-      {"mp_rank_00_model_states.pt", "DeepSpeed's"},
-      {"zero_pp_rank_0_mp_rank_00_model_states.pt", "DeepSpeed's"},
-      {"latest_checkpointed_iteration.txt", "Megatron's"},
-      {".metadata", "torch.distributed"}};
+      {"zero_to_fp32.py", "a DeepSpeed checkpoint"},
+      {"mp_rank_00_model_states.pt", "a DeepSpeed checkpoint"},
+      {"zero_pp_rank_0_mp_rank_00_model_states.pt", "a DeepSpeed checkpoint"},
+      {"latest_checkpointed_iteration.txt", "a Megatron checkpoint"},
+      {".metadata", "a checkpoint of torch.distributed"}};
   int number = 0;
   for (const auto& [name, program] : known) {
     const std::string at = "of" + std::to_string(number++);
     write(at + "/" + name);
-    const std::string what = "; it holds " + name + ", a checkpoint of " + program + rewrite;
+    const std::string what = "; it holds " + name + ", " + program + rewrite;
     EXPECT_THAT(import(at), HasSubstr("neither model.safetensors nor model.safetensors.index.json" + what));
     EXPECT_THAT(resume(at), HasSubstr(what));
   }
   // DeepSpeed's own file `latest` is not a damaged one of ours.
   write("q/zero_to_fp32.py");
   write("q/latest", "global_step500");
-  EXPECT_THAT(resume("q"), AllOf(HasSubstr("a checkpoint of DeepSpeed's"), Not(HasSubstr("damaged"))));
+  EXPECT_THAT(resume("q"), AllOf(HasSubstr("a DeepSpeed checkpoint"), Not(HasSubstr("damaged"))));
   write("r/latest", "global_step500");
   EXPECT_THAT(resume("r"), HasSubstr("latest is damaged"));
 }

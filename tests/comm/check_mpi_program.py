@@ -17,8 +17,8 @@ DIFFER = ("rank 0 issued reduce_scatter of unit h.3 (number 3) where rank 1 issu
           "differ")
 CASES = {
     # name: (ranks, arguments, status, texts that must appear, texts that must not, seconds)
-    "twice": (2, ["twice"], 0, ["refused: MPI has been finalised in this process and cannot start again; keep one communicator until the end"],
-              ["is done"], 60),
+    "twice": (2, ["twice"], 0, [f"rank {rank} refuses: MPI has been finalised in this process and cannot start again; keep one communicator until the end"
+                                for rank in (0, 1)], ["ends:"], 60),
     "none": (3, ["none"], 0, ["rank 0 is done", "rank 1 is done", "rank 2 is done"], ["ends:"], 60),
     # The peers end the job with the status that rank 1 sent them (6: numerical).
     "throw": (3, ["throw"], 6, [

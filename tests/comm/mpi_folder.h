@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <cerrno>
+#include <cstdint>
 #include <exception>
 #include <filesystem>
 #include <string>
@@ -12,8 +13,9 @@
 
 namespace tranche::test {
 
-/// A new, empty folder, the same on all ranks of one node. Its constructor and destructor are collective over
-/// all ranks; the destructor removes it.
+/// A new, empty folder, the same on all ranks of one node, which must have the same TMPDIR. The constructor
+/// and the destructor are collective over all ranks. The destructor removes the folder, unless a rank has
+/// failed.
 class MpiFolder {
  public:
   MpiFolder() : path_((std::filesystem::temp_directory_path() / "tranche-mpi-test-XXXXXX").string()) {
@@ -27,10 +29,12 @@ class MpiFolder {
         .wait();
   }
   ~MpiFolder() {
+    if (std::uncaught_exceptions() > unwinding_)
+      return;  // the peers are elsewhere, and the error is told first
     try {
       world().barrier({"", "folder", Traffic::control}).wait();
     } catch (const std::exception&) {
-      return;  // another rank has failed, and the folder stays for its test's reader
+      return;
     }
     std::error_code ignored;
     if (world().rank() == 0) std::filesystem::remove_all(path_, ignored);
@@ -42,6 +46,7 @@ class MpiFolder {
 
  private:
   std::string path_;
+  int unwinding_ = std::uncaught_exceptions();
 };
 
 }  // namespace tranche::test

@@ -430,7 +430,7 @@ TEST(CheckGradients, RefusesWhatItCannotCompare) {
                 config.update = UpdateTime::as_reduced;
                 config.gradient_clipping = 0;
               }),
-              HasSubstr("takes steps that change nothing, which tranche.update: as_reduced has not: make an "
+              HasSubstr("takes steps that change nothing, and tranche.update: as_reduced has none: make an "
                         "engine with at_the_boundary"));
   EXPECT_THAT(refused({}, DeviceKind::meta), HasSubstr("on the meta device, which computes nothing"));
   const auto wrong = [](Mistake mistake) { return message_of<LogicError>([&] { (void)check_of(mistake); }); };

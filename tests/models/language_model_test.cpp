@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
+#include <string>
+
 #include "own_schedule.h"
 #include "tests/core/error_text.h"
 #include "tiny_llama.h"

@@ -346,7 +346,7 @@ TEST(MeshSearch, NeedsABudget) {
   for (const std::int64_t budget : {0, -1}) {
     EXPECT_EQ(
         message_of<InvalidArgument>([&] { (void)search_meshes(search_of(small_gpt(2, 32), 2, budget)); }),
-        "a budget of " + std::to_string(budget) + " bytes");
+        "a budget of " + std::to_string(budget) + " bytes; it must be at least 1");
   }
 }
 

@@ -280,7 +280,7 @@ TEST_F(Generate, SaysWhatItCannotDo) {
       {{"--from", bytes, "--prompt", ""}, 2, "the --prompt is empty"},
       {{"--from", bytes, "--prompt", "a", "--tokenizer", folder_.path("tok")},
        2,
-       " tokens, the model of " + bytes + " only 256: they do not belong together"},
+       " tokens, but the model of " + bytes + " has only 256: they do not belong together"},
       {{"--from", bytes, "--prompts", folder_.path("m.jsonl"), "--chat-template",
         folder_.path("silent.jinja")},
        2,

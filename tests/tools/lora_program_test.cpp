@@ -228,7 +228,7 @@ TEST_F(LoraProgram, OtherAdaptersAreRefused) {
   refused(train({"--set", "tranche.lora.rank=4", "--set", "tranche.lora.targets=[\"q_proj\"]"}), 2,
           "tranche.lora.targets: 'q_proj' matches no linear layer");
   refused(checkpoint_command({"export", folder("base"), "--to", folder("x"), "--peft"}), 2,
-          "--peft is of checkpoints with adapters, and");
+          "--peft is for checkpoints with adapters, and");
 }
 
 TEST_F(LoraProgram, ADrawnBaseIsNotSavedUnlessAsked) {
@@ -258,6 +258,10 @@ TEST_F(LoraProgram, ADrawnBaseIsNotSavedUnlessAsked) {
   // A checkpoint of the base is not the same as the drawn base.
   refused(test::run({"generate", "--from", folder("bf16"), "--prompt", "a", "--base", folder("base")}), 4,
           "trained beside another base");
+}
+
+TEST_F(LoraProgram, ADrawnBaseWithoutItsSeedIsRefused) {
+  ok(train({"--dtype", "bf16", "--set", "tranche.lora.rank=2", "--checkpoint-dir", folder("bf16")}));
   const std::string path = folder("bf16") + "/step-00000003";
   checkpoint::Manifest manifest = checkpoint::open_manifest(detail::posix_file_system(), path);
   manifest.base->seed.reset();
@@ -377,7 +381,7 @@ TEST_F(LoraProgram, APeftFolderMayHoldWeightsOfTheBaseThatWereNotTrained) {
   ok(import("a", prefix + embedding));
   ok(import("b", saved));
   refused(import("c", embedding), 4,
-          "tensor " + embedding + " is not of PEFT: its name does not begin with " + prefix);
+          "tensor " + embedding + " is not a PEFT tensor: its name does not begin with " + prefix);
   refused(import("d", prefix + "transformer.other.weight"), 4,
           "tensor " + prefix +
               "transformer.other.weight is no adapter of a linear layer, and no weight of the base");
@@ -533,6 +537,11 @@ TEST_F(LoraProgram, PeftKeysThatChangeNumbersAreRefusedByName) {
   refused(import("i", set("r", 4)), 4, "other shapes in it than in the model");
   ok(import("j", set("target_modules", ".*(c_attn|c_fc|lm_head)")));
   ok(import("k", set("new_trick", false)));
+}
+
+TEST_F(LoraProgram, BasesAndFlagsThatDoNotFitPeftAdaptersAreRefused) {
+  ok(checkpoint_command(
+      {"import", peft_folder("p", [](json&) {}), "--base", folder("base"), "--to", folder("p-run")}));
   refused(checkpoint_command({"import", folder("peft"), "--to", folder("x")}), 2,
           "peft holds PEFT adapters: give the checkpoint of the model that they belong to with --base");
   const auto import_more = [&](std::vector<std::string> more) {
@@ -543,9 +552,10 @@ TEST_F(LoraProgram, PeftKeysThatChangeNumbersAreRefusedByName) {
       "--partial and --rename are for the weights of a model, and " + folder("peft") + " holds PEFT adapters";
   refused(import_more({"--base", folder("base"), "--partial"}), 2, of_a_model);
   refused(import_more({"--base", folder("base"), "--rename", "a=b"}), 2, of_a_model);
-  refused(checkpoint_command({"export", folder("for-peft"), "--to", folder("x"), "--base", folder("j-run")}),
-          4, " holds adapters alone; export it merged");
-  refused(import_more({"--base", folder("for-peft")}), 4, " holds adapters alone; give --base a whole model");
+  refused(checkpoint_command({"export", folder("for-peft"), "--to", folder("x"), "--base", folder("p-run")}),
+          4, folder("p-run") + "/step-00000000 holds adapters alone; export it merged");
+  refused(import_more({"--base", folder("for-peft")}), 4,
+          folder("for-peft") + "/step-00000003 holds adapters alone; give --base a whole model");
   ok(checkpoint_command({"export", folder("base"), "--to", folder("whole")}));
   refused(
       checkpoint_command({"import", folder("whole"), "--base", folder("base"), "--to", folder("x")}), 2,

@@ -277,10 +277,10 @@ TEST_F(ModelFiles, AFolderToImportIsNamedAsOne) {
   const std::pair<std::string, std::string> others[] = {
       {"pytorch_model.bin", "a model in PyTorch's format" + rewrite},
       {".metadata", "a checkpoint of torch.distributed" + rewrite},
-      {"latest_checkpointed_iteration.txt", "a checkpoint of Megatron's" + rewrite},
-      {"zero_pp_rank_0_mp_rank_00_model_states.pt", "a checkpoint of DeepSpeed's" + rewrite},
-      {"mp_rank_00_model_states.pt", "a checkpoint of DeepSpeed's" + rewrite},
-      {"zero_to_fp32.py", "a checkpoint of DeepSpeed's" + rewrite},
+      {"latest_checkpointed_iteration.txt", "a Megatron checkpoint" + rewrite},
+      {"zero_pp_rank_0_mp_rank_00_model_states.pt", "a DeepSpeed checkpoint" + rewrite},
+      {"mp_rank_00_model_states.pt", "a DeepSpeed checkpoint" + rewrite},
+      {"zero_to_fp32.py", "a DeepSpeed checkpoint" + rewrite},
       {"adapter_config.json", "PEFT adapters: import them first, with 'tranche checkpoint import "}};
   std::filesystem::create_directory(folder_.path("other"));
   for (const auto& [name, what] : others) {  // each is told before those above it

@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <optional>
+#include <string>
 
 #include "tests/tools/temporary.h"
 #include "tranche/core/error.h"
@@ -45,15 +46,33 @@ TEST(Spool, GivesBackWhatWasAddedAndHasNoName) {
   EXPECT_THAT(folder.names(), IsEmpty());
 }
 
+/// Sets TMPDIR while it lives.
+class TemporaryDirectory {
+ public:
+  explicit TemporaryDirectory(const char* folder) {
+    if (const char* const set = std::getenv("TMPDIR")) before_ = set;
+    ::setenv("TMPDIR", folder, 1);
+  }
+  ~TemporaryDirectory() {
+    if (before_) {
+      ::setenv("TMPDIR", before_->c_str(), 1);
+    } else {
+      ::unsetenv("TMPDIR");
+    }
+  }
+  TemporaryDirectory(const TemporaryDirectory&) = delete;
+  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+
+ private:
+  std::optional<std::string> before_;
+};
+
 TEST(Spool, SaysWhereNoTemporaryFileCanBeMade) {
-  const char* set = std::getenv("TMPDIR");
-  const std::optional<std::string> before = set == nullptr ? std::nullopt : std::optional<std::string>(set);
-  ::setenv("TMPDIR", "/proc", 1);
-  const std::string told = message_of<ConfigurationError>([&] { Spool("/proc/none"); });
-  before ? ::setenv("TMPDIR", before->c_str(), 1) : ::unsetenv("TMPDIR");
-  EXPECT_THAT(told, AllOf(StartsWith("no temporary file can be made for '/proc/none': "),
-                          EndsWith("; name a file in a folder where files can be created, or set TMPDIR to "
-                                   "such a folder")));
+  const TemporaryDirectory nowhere("/proc");
+  EXPECT_THAT(message_of<ConfigurationError>([] { Spool("/proc/none"); }),
+              AllOf(StartsWith("no temporary file can be made for '/proc/none': "),
+                    EndsWith("; name a file in a folder where files can be created, or set TMPDIR to "
+                             "such a folder")));
 }
 
 TEST(Spool, LiesElsewhereWhereThePathIsNoRegularFile) {

@@ -151,7 +151,7 @@ TEST(TokenizerFolder, WhatCannotBeHonouredIsRefusedWithFileAndKey) {
                               "number is 3"),
                     HasSubstr("correct the number, or remove the token")));
   EXPECT_EQ(refused(json::object(), {{"<|a|>", 900}, {"<|b|>", 900}}),
-            "tok/added_tokens.json: <|b|> is 900, as another token's");
+            "tok/added_tokens.json: <|b|> is 900, which is the number of another token");
   EXPECT_EQ(refused({{"added_tokens_decoder", {{"2", {{"content", "</s>"}, {"rstrip", true}}}}}}),
             "tok/tokenizer_config.json: added_tokens_decoder.2.rstrip is true, which is not supported: only "
             "false is");
@@ -226,14 +226,15 @@ TEST(TokenizerFolder, ASentencePieceModelNamesItsTokensAndSpaces) {
   EXPECT_EQ(named.unknown + named.begin + named.end, "[INST]ab");
   EXPECT_TRUE(!named.adds_prefix && !named.escapes_spaces && named.removes_spaces)
       << "and the unknown field of 8 bytes is skipped";
-  for (const unsigned none : {40u, 41u, 42u}) {
-    model.trainer = trainer + test::field(none, ~std::uint64_t{0});
+  for (const unsigned number : {40u, 41u, 42u}) {
+    model.trainer = trainer + test::field(number, ~std::uint64_t{0});
     const SentencePieceModel lacking = read_sentencepiece_model(model.bytes(), "t.model");
-    EXPECT_EQ(lacking.unknown, none == 40 ? "" : "<unk>");
-    EXPECT_EQ(lacking.begin, none == 41 ? "" : "<s>");
-    EXPECT_EQ(lacking.end, none == 42 ? "" : "</s>");
-    model.trainer = trainer + test::field(none, std::uint64_t{0});
-    EXPECT_EQ(read_sentencepiece_model(model.bytes(), "t.model").end, "</s>");
+    EXPECT_EQ(lacking.unknown, number == 40 ? "" : "<unk>");
+    EXPECT_EQ(lacking.begin, number == 41 ? "" : "<s>");
+    EXPECT_EQ(lacking.end, number == 42 ? "" : "</s>");
+    model.trainer = trainer + test::field(number, std::uint64_t{0});
+    const SentencePieceModel first = read_sentencepiece_model(model.bytes(), "t.model");
+    EXPECT_EQ(first.unknown + first.begin + first.end, "<unk><s></s>");
   }
 }
 

@@ -344,7 +344,7 @@ TEST(TokenizerJson, FilesThatContradictThemselves) {
     return message_of<ConfigurationError>([&] { (void)read_tokenizer_json(document.dump(), "t.json"); });
   };
   EXPECT_EQ(refused([](json& d) { d["model"]["vocab"]["a"] = 98; }),
-            "t.json: model.vocab.b is 98, as another token's");
+            "t.json: model.vocab.b is 98, which is the number of another token");
   EXPECT_EQ(refused([](json& d) { d["model"]["vocab"].erase("a"); }),
             "t.json: model.vocab has no token for byte 97");
   EXPECT_EQ(refused([](json& d) {

@@ -63,7 +63,7 @@ int checkpoint_export(const CheckpointOptions& options, const Output& output) {
   require_tensors(*model, options.model.empty() ? "its own 'user'" : "--model " + options.model, reader);
   const LoraConfig lora = adapters_of(reader.manifest());
   if (!lora.any() && (options.peft || !options.base.empty())) {
-    throw ConfigurationError(fmt::format("{} is of checkpoints with adapters, and {} holds none",
+    throw ConfigurationError(fmt::format("{} is for checkpoints with adapters, and {} holds none",
                                          options.peft ? "--peft" : "--base", reader.folder()));
   }
   std::vector<std::string> notes;

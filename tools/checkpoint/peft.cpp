@@ -276,7 +276,7 @@ PeftAdapters::PeftAdapters(detail::FileSystem& files, const std::string& path,
     const std::string origin = fmt::format("{}: tensor {}", path_, tensor.name);
     if (!tensor.name.starts_with(prefix))
       throw CheckpointError(
-          fmt::format("{} is not of PEFT: its name does not begin with {}", origin, prefix));
+          fmt::format("{} is not a PEFT tensor: its name does not begin with {}", origin, prefix));
     std::string name = model.tensor_of(tensor.name.substr(prefix.size()));
     if (name.ends_with(a_end) || name.ends_with(b_end)) {
       if (tensor.dtype != "F32" && tensor.dtype != "BF16" && tensor.dtype != "F16")
